@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from agent_system.agent import Entry, render_entries
 from agent_system.environment import Observation
@@ -15,12 +15,6 @@ class TurnOver(Exception):
     """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is
     possible.
     """
-
-
-class Sampler(Protocol):
-    """Sampling of a call's reply: one sample, or a choice among several tried on forks of the environment."""
-
-    async def __call__(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection: ...
 
 
 class Turn:
@@ -105,3 +99,7 @@ class Turn:
     def record(self, place: int, entry: Entry) -> None:
         """Fill a reserved place."""
         self._entries[place] = entry
+
+
+# How the reply to a call is sampled: one sample, or a choice among several tried on forks of the environment.
+Sampler = Callable[[Turn, str, Mapping[str, Any]], Awaitable[Projection]]

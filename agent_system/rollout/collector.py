@@ -326,8 +326,7 @@ class Collector:
         with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> Episode:
-                env = self._env(spec, threads)
-                episode = Episode(spec, self.orchestra, self.runtimes, env, settings)
+                episode = Episode(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings)
                 episode.sampler = partial(sampled_call, episode)
                 # a validation, and an episode that is a baseline, show what the team does without a choice
                 if settings.tree is not None and not (spec.validate or spec.greedy):

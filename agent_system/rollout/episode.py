@@ -30,7 +30,6 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.tool_use import ToolUse
 from agent_system.turn import Sampler, Turn, TurnOver
-from verl.protocol.generate import Generation
 from verl.utils.names import did_you_mean
 
 
@@ -55,7 +54,7 @@ class Episode:
         samples: the replies so far, without rewards.
         info: values for the metrics.
         reply_count: number of replies so far, which is the order of the next one.
-        over: it has ended, so that further calls are refused.
+        over: it has ended, or nobody waits for it any more, so that further calls are refused.
         abandoned: it has not ended in time, although it was cancelled.
         left_out: number of candidates of a tree that could not be sampled or scored, by cause.
     """
@@ -97,7 +96,6 @@ class Episode:
         Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the
         episode was waiting for.
         """
-        limit = self.clock.limit_s
         resources = EpisodeResources()
         resources.enter()
         try:
@@ -108,8 +106,8 @@ class Episode:
             if not self.clock.expired:
                 raise
             raise TimeoutError(
-                f"episode took longer than rollout.episode_timeout_s={limit:g} s, waiting for "
-                f"{self.waiting_for}"
+                f"episode took longer than rollout.episode_timeout_s={self.clock.limit_s:g} s, "
+                f"waiting for {self.waiting_for}"
             ) from error
         finally:
             self.over = True
@@ -129,14 +127,6 @@ class Episode:
         self._begin(observation, 1, self._orchestra.memory_class(self.settings.history_length))
         self.waiting_for = "the team"
         await self._orchestra.play_episode(self)
-
-    def abandon_if_late(self) -> bool:
-        """End an episode that is still played, so that its further calls are refused; return whether
-        it was.
-        """
-        self.abandoned = not self.over
-        self.over = True
-        return self.abandoned
 
     def require_turn(self) -> Turn:
         """Return the current turn. Raise TurnOver after the end of the episode."""
@@ -208,10 +198,10 @@ class Episode:
 
     def seed(self, agent_id: str, *parts: int | str) -> int:
         """Return the seed of an agent's request in this episode."""
-        spec = self.spec
         return stable_seed(
-            self.settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts
-        )
+            self.settings.seed, self.spec.step, self.spec.validate, self.spec.uid, self.spec.index, agent_id,
+            *parts,
+        )  # fmt: skip
 
     async def observe(self, agent_id: str, turn: Turn) -> Observation:
         """Return what an agent sees in a turn."""
@@ -285,13 +275,14 @@ class Episode:
         if self.settings.tool_sequences:
             from agent_system.rollout.sequences import join_generations  # of this key alone
 
-            samples = join_generations(samples, self.settings.tool_sequences, self._text_of)
+            samples = join_generations(
+                samples,
+                self.settings.tool_sequences,
+                lambda agent_id, generation: self.runtimes[agent_id].binding.text_of(generation),
+            )
         return EpisodeRecord(
             self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
             tuple(samples), ledger.team_reward, len(ledger.turns), dict(self.info), failure,
             ledger.turn_rewards(unheard),
             self.left_out.total(), self._answer, task, unheard=unheard,
         )  # fmt: skip
-
-    def _text_of(self, agent_id: str, generation: Generation) -> str:
-        return self.runtimes[agent_id].binding.text_of(generation)

@@ -104,8 +104,8 @@ class Ledger:
 
     def act(self, outcome: Outcome, call: int, turn: int) -> None:
         """Record the rewards of `act` for a call of a turn, which may already be over."""
-        callers = self._callers[turn - 1]
-        where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
+        caller = self._callers[turn - 1][call]
+        where = f"{self._env_name}.act() after call {call} of {caller} in turn {turn}"
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
             self._share(outcome.local, (turn, call), where)

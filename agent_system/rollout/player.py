@@ -116,28 +116,29 @@ class EpisodePlayer:
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
-            await self._open.wait()
             episode, task = await self._run(spec)
             if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
-                await self._open.wait()
                 episode, task = await self._run(spec)
+        # no other episode would get a reply either
         if isinstance(error := _error(task), EngineGoneError):
             raise error
         cause = _cause(episode, task)
         if cause is not None:
             logger.warning("episode %s left out: %s", spec.traj_uid, cause)
-        self._count(None if cause is None else Failure(spec.uid, cause))
-        if cause is not None:
+            self._count(Failure(spec.uid, cause))
             return episode.record(cause)
+        self._count(None)
         self._left_out += [Failure(spec.uid, why) for why in episode.left_out.elements()]
         return task.result()
 
     async def _run(self, spec: EpisodeSpec) -> tuple[Episode, asyncio.Task[EpisodeRecord]]:
-        """Play an episode in a task of its own, which it may cancel itself, and return both.
+        """Play an episode, when episodes may begin, in a task of its own, which it may cancel itself, and return
+        both.
 
         An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
         no reply.
         """
+        await self._open.wait()
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
         self._playing.add(episode)
@@ -145,8 +146,11 @@ class EpisodePlayer:
             late = {task}
             while late and (left := episode.clock.left_s + END_TIMEOUT_S) > 0:
                 _, late = await asyncio.wait(late, timeout=left)
-            if late and not episode.abandon_if_late():
-                _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
+            if late:
+                # after the end of play it has the time of the reward functions
+                if episode.over:
+                    _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
+                episode.over = True
                 episode.abandoned = bool(late)
             task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
         finally:

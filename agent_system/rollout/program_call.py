@@ -11,8 +11,8 @@ from agent_system.rollout.episode import Episode
 from agent_system.rollout.ledger import NEVER
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.seeds import stable_seed
-from agent_system.turn import Turn, TurnOver
-from verl.protocol.generate import Generation, RolloutError, SamplingParams, StructureError
+from agent_system.turn import TurnOver
+from verl.protocol.generate import RolloutError, SamplingParams, StructureError
 
 
 class ProgramCalls:
@@ -87,24 +87,20 @@ class ProgramCalls:
                 for call in calls:
                     del turn.callers[call.number]
                 raise
-        return [
-            (call, await self._reply(call, generation, turn, n))
-            for call, generation in zip(calls, generations, strict=True)
-        ]
-
-    async def _reply(self, call: Call, generation: Generation | None, turn: Turn, n: int) -> Reply:
-        """Read and act out one of `n` replies. Raise RolloutError for one that the engine aborted."""
-        episode = self._episode
-        if generation is None:
-            raise RolloutError(f"the engine aborted one of {n} replies of {call.agent_id}")
-        reply = call.read(generation)
-        episode.keep(call, reply, NEVER)
-        episode.agents.finish(call, reply)
-        # replies are acted out one at a time, because the action of one may end the episode for the others
-        async with self._acting:
-            if not turn.done:
-                await episode.act(call, reply, turn)
-        return reply
+        replies = []
+        for call, generation in zip(calls, generations, strict=True):
+            # the client gets all replies that it has asked for, or an error
+            if generation is None:
+                raise RolloutError(f"the engine aborted one of {n} replies of {agent_id}")
+            reply = call.read(generation)
+            episode.keep(call, reply, NEVER)
+            episode.agents.finish(call, reply)
+            # replies are acted out one at a time, because the action of one may end the episode for the others
+            async with self._acting:
+                if not turn.done:
+                    await episode.act(call, reply, turn)
+            replies.append((call, reply))
+        return replies
 
     def deliver(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Count replies as heard from now on, and train them."""
@@ -123,7 +119,6 @@ class ProgramCalls:
 
     def withdraw(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Undo `deliver`: the client has gone before the first byte."""
-        ledger = self._episode.ledger
         for call, _ in replies:
-            ledger.delivered.pop((call.turn, call.number), None)
-            ledger.unheard.add((call.turn, call.number))
+            self._episode.ledger.delivered.pop((call.turn, call.number), None)
+            self._episode.ledger.unheard.add((call.turn, call.number))

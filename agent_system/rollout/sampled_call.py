@@ -56,15 +56,14 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, variables: 
     summary_number = turn.number(agent_id) if is_due(runtime.agent) else None
     call = episode.new_call(turn, agent_id, runtime)
     entries = turn.entries
-    observation = await episode.observe(agent_id, turn)
-    call = replace(call, seen=observation)
-    filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **variables}
+    call = replace(call, seen=await episode.observe(agent_id, turn))
+    filled = {**call.seen.info, "env_prompt": call.seen.text, "step": turn.step, **variables}
     if summary_number is not None:
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
         call = await summarize(call, summary_number, filled, episode.clock)
     agent_memory = call.runtime.agent.memory
     # an agent without a memory of its own reads that of the team
-    memory = turn.memory if agent_memory is None else agent_memory.at(observation.text)
+    memory = turn.memory if agent_memory is None else agent_memory.at(call.seen.text)
     call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))
     await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
     episode.waiting_for = f"the reply of {call.label}"

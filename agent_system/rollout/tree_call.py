@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+from agent_system.env_caller import EnvHandle
 from agent_system.env_workers.messages import EnvWorkerError
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
 from agent_system.record import Sample, finite
 from agent_system.reward.mixing import mix
-from agent_system.rollout.call import Call
-from agent_system.rollout.candidate import Candidate, CandidateSet, choose
+from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.episode import Episode
 from agent_system.rollout.sampled_call import prompted_call
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.simultaneous import SimultaneousCalls
 from agent_system.rollout.summary import summary_sample
 from agent_system.turn import Turn, TurnOver
 from verl.protocol.generate import EngineGoneError, Generation
@@ -44,6 +45,114 @@ if TYPE_CHECKING:
     from agent_system.reward.model import ReplyScorer
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A reply and its outcome on its own fork.
+
+    Attributes:
+        number: index among the call's K replies, from 0.
+        reply: the reply.
+        env: the fork, after `act`.
+        outcome: outcome of `act`.
+        team, local: summed rewards of `act` and `score`; `local` with that of a reward model.
+        terms: scores of a reward model.
+    """
+
+    number: int
+    reply: Reply
+    env: EnvHandle
+    outcome: Outcome
+    team: float
+    local: float
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateSet:
+    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with,
+    if there is one.
+    """
+
+    call: Call
+    candidates: Sequence[Candidate]
+    winner: Candidate
+    greedy: Candidate | None = None
+
+
+class SimultaneousCalls:
+    """Calls of one turn, in the order in which they entered; the order of their answers has no effect.
+
+    Attributes:
+        turn: the turn of the calls.
+        commit: commits the choices; None while a call runs, so that others may enter.
+        failure: why the choices could not be committed, or None.
+        over: set when the choices are committed.
+    """
+
+    def __init__(self, turn: Turn, start: Callable[[SimultaneousCalls], asyncio.Task[None]]) -> None:
+        """Start with no calls.
+
+        Args:
+            turn: the turn of the calls.
+            start: called once, when every call has its candidates, has failed or was cancelled; starts the
+                commit of what `take` returns.
+        """
+        self.turn = turn
+        self.commit: asyncio.Task[None] | None = None
+        self.failure: BaseException | None = None
+        self.over = asyncio.Event()
+        self._start = start
+        self._entered = 0
+        self._running = 0
+        self._candidate_sets: dict[int, CandidateSet] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    def enter(self) -> int:
+        """Add a call and return its place."""
+        self._running += 1
+        self._entered += 1
+        return self._entered - 1
+
+    def leave(self) -> None:
+        """Remove a call that was cancelled or has finished."""
+        self._running -= 1
+        if self._running == 0:
+            self.commit = self._start(self)
+            self.commit.add_done_callback(self._end)
+
+    async def settle(self, place: int, candidate_set: CandidateSet | None) -> None:
+        """Register the candidates of a finished call (None: it failed) and wait until all choices are
+        committed.
+
+        Calls continue in the order of their places. A call that is cancelled before `take` is left out.
+
+        Raises:
+            BaseException: the error of a failed commit.
+        """
+        if candidate_set is not None:
+            self._candidate_sets[place] = candidate_set
+        self._waiting[place] = asyncio.get_running_loop().create_future()
+        self.leave()
+        try:
+            await self._waiting[place]
+        except asyncio.CancelledError:
+            self._candidate_sets.pop(place, None)
+            raise
+        if candidate_set is not None and self.failure is not None:
+            raise self.failure
+
+    def take(self) -> list[CandidateSet]:
+        """Return the candidates of the calls that did not fail, in call order, to be committed."""
+        return [self._candidate_sets[place] for place in sorted(self._candidate_sets)]
+
+    def _end(self, commit: asyncio.Task[None]) -> None:
+        self.failure = asyncio.CancelledError() if commit.cancelled() else commit.exception()
+        self.over.set()
+        for place in sorted(self._waiting):
+            if not self._waiting[place].done():
+                self._waiting[place].set_result(None)
 
 
 class TreeCalls:
@@ -73,7 +182,7 @@ class TreeCalls:
         """Call an agent: sample K replies, try each on a fork, and return the projection of the chosen one."""
         episode = self._episode
         # choices are being committed: the state of which the candidates need forks comes after that
-        while self._open is not None and self._open.settled:
+        while self._open is not None and self._open.commit is not None:
             await self._finish(self._open)
         # `Turn.act` has looked at this before the commit, whose actions may end the episode
         if turn.done:
@@ -85,7 +194,9 @@ class TreeCalls:
                 f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await "
                 "its calls"
             )
-        self._open = self._open or SimultaneousCalls(turn, self._start_commit)
+        self._open = self._open or SimultaneousCalls(
+            turn, lambda calls: episode.tasks.start(self._commit(calls))
+        )
         calls = self._open
         place = calls.enter()
         try:
@@ -134,18 +245,15 @@ class TreeCalls:
             (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
         ):
             raise fatal_error  # the state that the episode would continue from, or all later scores
-        candidates = []
-        causes = []
+        candidates = [result for result in results if not isinstance(result, BaseException)]
+        causes = [result for result in results if isinstance(result, BaseException)]
         for (number, _), result in zip(numbered, results, strict=True):
             if isinstance(result, BaseException):
-                causes.append(result)
                 episode.left_out[f"{type(result).__name__}: {result}"] += 1
                 logger.warning(
                     "candidate %d of %s in turn %d of %s left out: %s: %s",
                     number, call.agent_id, call.turn, call.spec.traj_uid, type(result).__name__, result,
                 )  # fmt: skip
-            else:
-                candidates.append(result)
         baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
@@ -174,15 +282,12 @@ class TreeCalls:
 
     async def _finish(self, calls: SimultaneousCalls) -> None:
         """Wait for the commit of calls. Raise its error: the state is then unknown."""
-        await calls.over()
+        await calls.over.wait()
         if calls.failure is not None:
             raise calls.failure
         # another one that waited may have begun new calls by now
         if self._open is calls:
             self._open = None
-
-    def _start_commit(self, calls: SimultaneousCalls) -> asyncio.Task[None]:
-        return self._episode.tasks.start(self._commit(calls))
 
     async def _commit(self, calls: SimultaneousCalls) -> None:
         """Go on with the chosen candidates of simultaneous calls."""
@@ -232,6 +337,22 @@ class TreeCalls:
         return replace(
             sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=mixed_reward
         )
+
+
+def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
+    """Return the index of the candidate to commit, given the candidates' rewards."""
+    indices = range(len(rewards))
+    draw = Random(seed)
+    if settings.epsilon and draw.random() < settings.epsilon:
+        return draw.randrange(len(rewards))
+    if settings.select == "first":
+        return 0
+    if settings.select == "greedy":
+        return max(indices, key=lambda i: rewards[i])
+    if settings.select == "random":
+        return draw.randrange(len(rewards))
+    best = max(rewards)
+    return draw.choices(indices, [math.exp((r - best) / settings.temperature) for r in rewards])[0]
 
 
 def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:
