@@ -208,8 +208,8 @@ class Episode:
         return await self.env.observation("observe", agent_id) if self.env.has_observe else turn.observation
 
     async def reply(self, call: Call) -> tuple[Reply, int]:
-        """Request the reply to a call; return it with its place in the order of replies. Raise TurnOver if it is
-        late.
+        """Request the reply to a call; return it with its place in the order of replies. Raise TurnOver if it
+        is late.
         """
         reply = await call.reply(self.clock)
         self.refuse_late(call)

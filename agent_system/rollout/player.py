@@ -132,8 +132,8 @@ class EpisodePlayer:
         return task.result()
 
     async def _run(self, spec: EpisodeSpec) -> tuple[Episode, asyncio.Task[EpisodeRecord]]:
-        """Play an episode, when episodes may begin, in a task of its own, which it may cancel itself, and return
-        both.
+        """Play an episode, once episodes may begin, in a task of its own, which it may cancel itself, and
+        return both.
 
         An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
         no reply.

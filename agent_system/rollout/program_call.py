@@ -95,7 +95,7 @@ class ProgramCalls:
             reply = call.read(generation)
             episode.keep(call, reply, NEVER)
             episode.agents.finish(call, reply)
-            # replies are acted out one at a time, because the action of one may end the episode for the others
+            # replies are acted out one at a time: the action of one may end the episode for the others
             async with self._acting:
                 if not turn.done:
                     await episode.act(call, reply, turn)

@@ -1,5 +1,5 @@
-"""A call of an agent that gets one reply, with which the episode goes on: `rollout.sampling=parallel`, where a
-task is played in several episodes.
+"""A call of an agent that gets one reply, with which the episode goes on: `rollout.sampling=parallel`, which
+plays several episodes of a task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def sampled_call(
 
 
 async def prompted_call(episode: Episode, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
-    """Number a call of an agent and build its prompt; if the agent's memory is due, it first writes a summary.
+    """Number a call of an agent and build its prompt; an agent whose memory is due first writes a summary.
 
     Args:
         episode: the episode.

@@ -282,8 +282,8 @@ class ToolPromptBuilder(PromptBuilder):
 
 
 async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, Reply]:
-    """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in the turn; return
-    the last one.
+    """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in the turn;
+    return the last one.
 
     Args:
         episode: the episode.

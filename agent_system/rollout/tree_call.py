@@ -179,7 +179,7 @@ class TreeCalls:
         self._episode.turn = None
 
     async def sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
-        """Call an agent: sample K replies, try each on a fork, and return the projection of the chosen one."""
+        """Call an agent: sample K replies, try each on a fork, and return the projection of a chosen one."""
         episode = self._episode
         # choices are being committed: the state of which the candidates need forks comes after that
         while self._open is not None and self._open.commit is not None:
@@ -202,8 +202,8 @@ class TreeCalls:
         try:
             candidate_set = await self._candidates(turn, agent_id, variables)
         except Exception:
-            # the others go on without this call, which raises in its place among them: what the team does next
-            # does not depend on when it failed
+            # the others go on without this call, which raises in its place among them: what the team does
+            # next does not depend on when it failed
             await calls.settle(place, None)
             raise
         except BaseException:

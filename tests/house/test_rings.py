@@ -26,6 +26,7 @@ OPTIONAL = {
     "agent_system.env_workers.pool": "env.workers.num",
     "agent_system.reward.model": "reward.model.kind",
     "agent_system.rollout.endpoint": "agent.api, reward.model.kind=api",
+    "agent_system.rollout.program_call": "agent.orchestra_type=gateway",
     "agent_system.rollout.tree_call": "rollout.sampling=tree",
     "verl.compat": "verl's names",
     "verl.trainer.sft": "verl-mas sft",
