@@ -192,16 +192,30 @@ class Episode:
         """Return the next call of a turn, without its prompt and what the agent alone observes."""
         number = turn.number(agent_id)
         return Call(
-            self.spec, agent_id, runtime, turn.step, number, turn.reserve(), turn.observation, Prompt("", ()),
-            self.reply_count, self.seed(agent_id, turn.step, number, 0), runtime.agent,
-        )  # fmt: skip
+            spec=self.spec,
+            agent_id=agent_id,
+            runtime=runtime,
+            turn=turn.step,
+            number=number,
+            place=turn.reserve(),
+            seen=turn.observation,
+            prompt=Prompt("", ()),
+            prior_replies=self.reply_count,
+            seed=self.seed(agent_id, turn.step, number, 0),
+            before=runtime.agent,
+        )
 
     def seed(self, agent_id: str, *parts: int | str) -> int:
         """Return the seed of an agent's request in this episode."""
         return stable_seed(
-            self.settings.seed, self.spec.step, self.spec.validate, self.spec.uid, self.spec.index, agent_id,
+            self.settings.seed,
+            self.spec.step,
+            self.spec.validate,
+            self.spec.uid,
+            self.spec.index,
+            agent_id,
             *parts,
-        )  # fmt: skip
+        )
 
     async def observe(self, agent_id: str, turn: Turn) -> Observation:
         """Return what an agent sees in a turn."""
@@ -281,8 +295,19 @@ class Episode:
                 lambda agent_id, generation: self.runtimes[agent_id].binding.text_of(generation),
             )
         return EpisodeRecord(
-            self.spec.uid, self.spec.traj_uid, task.task_id, task.data_source, self.spec.index,
-            tuple(samples), ledger.team_reward, len(ledger.turns), dict(self.info), failure,
-            ledger.turn_rewards(unheard),
-            self.left_out.total(), self._answer, task, unheard=unheard,
-        )  # fmt: skip
+            uid=self.spec.uid,
+            traj_uid=self.spec.traj_uid,
+            task_id=task.task_id,
+            data_source=task.data_source,
+            index=self.spec.index,
+            samples=tuple(samples),
+            team_reward=ledger.team_reward,
+            turns=len(ledger.turns),
+            info=dict(self.info),
+            failure=failure,
+            turn_rewards=ledger.turn_rewards(unheard),
+            left_out=self.left_out.total(),
+            answer=self._answer,
+            task=task,
+            unheard=unheard,
+        )
