@@ -116,8 +116,10 @@ class EpisodePlayer:
 
     async def _play(self, spec: EpisodeSpec) -> EpisodeRecord:
         async with self.slots:
+            await self._open.wait()
             episode, task = await self._run(spec)
             if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
+                await self._open.wait()
                 episode, task = await self._run(spec)
         # no other episode would get a reply either
         if isinstance(error := _error(task), EngineGoneError):
@@ -132,13 +134,11 @@ class EpisodePlayer:
         return task.result()
 
     async def _run(self, spec: EpisodeSpec) -> tuple[Episode, asyncio.Task[EpisodeRecord]]:
-        """Play an episode, once episodes may begin, in a task of its own, which it may cancel itself, and
-        return both.
+        """Play an episode in a task of its own, which it may cancel itself, and return both.
 
         An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
         no reply.
         """
-        await self._open.wait()
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
         self._playing.add(episode)

@@ -299,12 +299,11 @@ class TreeCalls:
             self._keep(candidate_set, turn)
         if len(candidate_sets) == 1:
             # the fork of the winner is the state after its action, and nothing else has happened meanwhile
-            (candidate_set,) = candidate_sets
-            winner = candidate_set.winner
+            winner = candidate_sets[0].winner
             episode.env = episode.forks.adopt(winner.env, episode.env)
             # without `act` the outcome is empty, and the call has no reward rather than one of 0
             if episode.env.has_act:
-                episode.record_act(candidate_set.call, winner.outcome, turn)
+                episode.record_act(candidate_sets[0].call, winner.outcome, turn)
         # no candidate is chosen from the other forks any more
         await episode.forks.prune()
         if len(candidate_sets) > 1:
