@@ -25,8 +25,8 @@ from agent_system.options import NoOptions, build_options
 from agent_system.turn import Turn, TurnOver
 
 
-class Episode(Protocol):
-    """An episode as the one who plays it sees it."""
+class EpisodeTurns(Protocol):
+    """The turns of an episode, as the one who plays them sees them."""
 
     @property
     def turn(self) -> Turn | None:
@@ -83,7 +83,7 @@ class BaseOrchestra(ABC):
             AgentSystemError: naming what is not supported.
         """
 
-    async def play_episode(self, episode: Episode) -> None:
+    async def play_episode(self, episode: EpisodeTurns) -> None:
         """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides
         it.
         """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from agent_system.agent import Entry, render_entries
 from agent_system.environment import Observation
@@ -15,12 +15,6 @@ class TurnOver(Exception):
     """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is
     possible.
     """
-
-
-class Sampler(Protocol):
-    """Sampling of a call's reply: one sample, or a choice among several tried on forks of the environment."""
-
-    async def __call__(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection: ...
 
 
 class Turn:
@@ -41,6 +35,7 @@ class Turn:
         info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into the
             episode's info.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
+        callers: agents of the calls so far, by the calls' numbers.
     """
 
     def __init__(self, observation: Observation, step: int, memory: Memory, sampler: Sampler) -> None:
@@ -49,6 +44,7 @@ class Turn:
         self.memory = memory
         self.info: dict[str, Any] = {}
         self.done = False
+        self.callers: dict[int, str] = {}
         self._sampler = sampler
         self._entries: list[Entry | None] = []
 
@@ -73,15 +69,25 @@ class Turn:
         Raises:
             TurnOver: the environment has already ended the episode.
         """
+        self.refuse_done(agent_id)
+        return await self._sampler(self, agent_id, variables)
+
+    def refuse_done(self, agent_id: str) -> None:
+        """Raise TurnOver for a call after the environment has ended the episode."""
         if self.done:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {self.step}"
             )
-        return await self._sampler(self, agent_id, variables)
 
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
         self._entries.append(Entry(speaker, text))
+
+    def number(self, agent_id: str) -> int:
+        """Return a new number of the turn, from 0, for a generation of an agent."""
+        number = max(self.callers, default=-1) + 1
+        self.callers[number] = agent_id
+        return number
 
     def reserve(self) -> int:
         """Reserve a place in the team context for a call that starts now, so that the order does not depend
@@ -93,3 +99,7 @@ class Turn:
     def record(self, place: int, entry: Entry) -> None:
         """Fill a reserved place."""
         self._entries[place] = entry
+
+
+# How the reply to a call is sampled: one sample, or a choice among several tried on forks of the environment.
+Sampler = Callable[[Turn, str, Mapping[str, Any]], Awaitable[Projection]]

@@ -35,8 +35,9 @@ From the body of a request to a `Sample`:
         |       template.py         shows messages in the chat template of the agent's policy
         |  BuiltPrompt, SamplingParams
         v
-    ../rollout/runner.py    EpisodeRunner.reply_to: a Call for each reply, one request to the engine;
-        |                   its record makes each Call with its Reply a Sample
+    ../rollout/program_call.py
+        |                   ProgramCalls.reply_to: a Call for each reply, one request to the engine, each Call
+        |                   with its Reply a Sample of the Episode
         |  (Call, Reply)
         v
     conversations.py        replies -> Completion (completion.py), and an AnsweredPrefix for later requests

@@ -101,7 +101,7 @@ class AgentConversations:
         Args:
             request: the request.
             built: its prompt.
-            replies: of `EpisodeRunner.reply_to`.
+            replies: of `ProgramCalls.reply_to`.
             name: id of the answer.
         """
         return Completion(

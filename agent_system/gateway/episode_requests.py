@@ -21,8 +21,9 @@ from agent_system.gateway.responder import OVER, PendingRequest
 from agent_system.gateway.responses import RESPONSE, ResponseStore
 from agent_system.gateway.structured_output import structure_refusal
 from agent_system.rollout.call import Call
+from agent_system.rollout.episode import Episode
+from agent_system.rollout.program_call import ProgramCalls
 from agent_system.rollout.prompt import Prompt
-from agent_system.rollout.runner import EpisodeRunner
 from agent_system.turn import TurnOver
 from verl.protocol.generate import SamplingParams, StructureError
 from verl.trainer.config.gateway import GatewayConfig
@@ -57,7 +58,7 @@ class EpisodeRequests:
 
     def __init__(
         self,
-        episode: EpisodeRunner,
+        episode: Episode,
         keys: GatewayConfig,
         new_conversations: Callable[[str], AgentConversations],
         notices: Notices,
@@ -89,7 +90,7 @@ class EpisodeRequests:
         self._names = {slug(name): name for name in self.agents} | {name: name for name in self.agents}
         self._new_conversations = new_conversations
         self._conversations: dict[str, AgentConversations] = {}
-        self._slots = asyncio.Semaphore(keys.max_open_calls)
+        self._program_calls = ProgramCalls(episode, keys.max_open_calls)
         self._requests: defaultdict[bytes, list[PendingRequest]] = defaultdict(list)
         self._prompt_counts: Counter[tuple[str, str]] = Counter()
         self._calls: dict[str, list[Call]] = {}  # by the id of the answer
@@ -187,8 +188,8 @@ class EpisodeRequests:
     ) -> Completion:
         seed = self._seed(agent_id, built.prompt)
         try:
-            replies = await self._episode.reply_to(
-                agent_id, built.prompt, sampling, self._slots, n=request.n, seed=seed, also=request.seed
+            replies = await self._program_calls.reply_to(
+                agent_id, built.prompt, sampling, n=request.n, seed=seed, client_seed=request.seed
             )
         except TurnOver as error:
             raise Refusal(OVER, code="episode_over") from error
@@ -223,12 +224,12 @@ class EpisodeRequests:
         # an error of a request that came later stays: the program does not have that answer yet
         if pending.number > self._refused_at:
             self.unanswered = None
-        self._episode.deliver(pending.replies)
+        self._program_calls.deliver(pending.replies)
 
     def withdraw(self, pending: PendingRequest) -> None:
         """Undo `deliver`: the client has gone before it got anything."""
         pending.delivered = False
-        self._episode.withdraw(pending.replies)
+        self._program_calls.withdraw(pending.replies)
 
     def leave(self, pending: PendingRequest) -> None:
         """Do nothing: a client that has left may fetch the reply by a marked retry."""

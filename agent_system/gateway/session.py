@@ -12,7 +12,7 @@ from agent_system.gateway.access import Access
 from agent_system.gateway.chat_request import REFUSED
 from agent_system.gateway.episode_requests import EpisodeRequests
 from agent_system.gateway.responder import OVER
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.episode import Episode
 
 
 class Session(Access):
@@ -22,7 +22,7 @@ class Session(Access):
         task: the task, without its ground truth.
     """
 
-    def __init__(self, episode: EpisodeRunner, url: str, requests: EpisodeRequests) -> None:
+    def __init__(self, episode: Episode, url: str, requests: EpisodeRequests) -> None:
         """Show an episode whose requests `requests` answers at the address `url`."""
         super().__init__(f"{url}/v1", requests.key, tuple(episode.runtimes), requests.structured != REFUSED)
         self.task: Task = replace(episode.spec.task, ground_truth=None)

@@ -20,9 +20,9 @@ from agent_system.gateway.prompt_continuation import PromptContinuation, continu
 from agent_system.gateway.request_fields import Notices
 from agent_system.gateway.server import Server
 from agent_system.gateway.session import Session
-from agent_system.orchestra import BaseOrchestra, Episode
+from agent_system.orchestra import BaseOrchestra, EpisodeTurns
 from agent_system.record import PROGRAM_ERROR
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.episode import Episode
 from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.agent import ToolAgent
 from agent_system.turn import Turn
@@ -89,9 +89,9 @@ class GatewayOrchestra(BaseOrchestra):
         """Not used: `play_episode` runs the program."""
         raise NotImplementedError
 
-    async def play_episode(self, episode: Episode) -> None:
+    async def play_episode(self, episode: EpisodeTurns) -> None:
         """Run the program and end the episode with what it returns."""
-        assert isinstance(episode, EpisodeRunner)
+        assert isinstance(episode, Episode)
         url = await self._server.start()
         requests = EpisodeRequests(
             episode, self.config.keys, lambda agent_id: self._conversations(episode, agent_id), self._notices
@@ -105,12 +105,12 @@ class GatewayOrchestra(BaseOrchestra):
             result = self._reward_of(error, requests)
             requests.counts["gateway/program_errors"] += 1
             self._notices.failed(described(error))
-            episode.report({PROGRAM_ERROR: described(error)})
+            episode.info[PROGRAM_ERROR] = described(error)
         finally:
             await session.clients.close()
             self._server.end(requests)
             await requests.close()
-            episode.report(requests.counts)
+            episode.info.update(requests.counts)
         await _end(episode, requests, result)
 
     def _reward_of(self, error: Exception, requests: EpisodeRequests) -> _ProgramError:
@@ -126,7 +126,7 @@ class GatewayOrchestra(BaseOrchestra):
         """Stop the server."""
         await self._server.stop()
 
-    def _conversations(self, episode: EpisodeRunner, agent_id: str) -> AgentConversations:
+    def _conversations(self, episode: Episode, agent_id: str) -> AgentConversations:
         if agent_id not in self._continuations:
             binding = episode.runtimes[agent_id].binding
             self._continuations[agent_id] = continuation_of(binding, self.config.keys)
@@ -155,7 +155,7 @@ def load_team(team: Any) -> Callable[..., Any]:
 
 
 async def _run(
-    team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: EpisodeRunner
+    team: Callable[..., Any], session: Session, failed: asyncio.Future[None], episode: Episode
 ) -> Any:
     """Run the program until it returns, or a call fails. Raises its error, or that of the call.
 
@@ -172,7 +172,7 @@ async def _run(
         except (KeyboardInterrupt, SystemExit) as error:  # it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    work = episode.start(guarded())
+    work = episode.tasks.start(guarded())
     try:
         await asyncio.wait([work, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
@@ -189,7 +189,7 @@ class _ProgramError:
     reward: float
 
 
-def _check_result(result: Any, episode: EpisodeRunner) -> None:
+def _check_result(result: Any, episode: Episode) -> None:
     """Raise WrongResultError for a result that ends no episode, unless the environment has ended it."""
     fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
     if not fits and episode.turn is not None and not episode.turn.done:
@@ -199,7 +199,7 @@ def _check_result(result: Any, episode: EpisodeRunner) -> None:
         )
 
 
-async def _end(episode: EpisodeRunner, requests: EpisodeRequests, result: Any) -> None:
+async def _end(episode: Episode, requests: EpisodeRequests, result: Any) -> None:
     """End the episode, unless the environment has, with the program's result."""
     if isinstance(result, _ProgramError):
         if episode.turn is not None and not episode.turn.done:

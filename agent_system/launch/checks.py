@@ -83,7 +83,7 @@ def check_team(config: RunConfig) -> None:
         )
     env = EnvRegistry.get(config.env.env_name)
     if config.rollout.sampling == "tree":
-        from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
+        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
         check_tree_env(env, config.reward)
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]

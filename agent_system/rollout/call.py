@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from agent_system.agent import BaseAgent
+from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import Observation, Task
 from agent_system.projection import Projection, strip_thinking
 from agent_system.record import Sample
@@ -15,6 +15,7 @@ from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.prompt import Prompt, PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding, RemoteGeneration
+from agent_system.tool_use import ToolUse
 from verl.protocol.generate import (
     GREEDY_SUFFIX,
     EngineGoneError,
@@ -149,6 +150,11 @@ class Call:
     own_sampling: SamplingParams | None = None
 
     @property
+    def label(self) -> str:
+        """Which call it is, for messages."""
+        return f"{self.agent_id} (turn {self.turn}, call {self.number})"
+
+    @property
     def sampling(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return self.own_sampling or self.spec.sampling_of(self.runtime.binding)
@@ -159,8 +165,12 @@ class Call:
         agent = self.runtime.agent.fork()
         return Reply(generation, text, agent.project(text), agent)
 
-    def sample(self, reply: Reply, order: int, candidate: int = 0) -> Sample:
-        """Return the sample of a reply, without rewards."""
+    def entry(self, reply: Reply) -> Entry:
+        """Return the entry of a reply in the team context."""
+        return Entry(self.agent_id, reply.visible_text, reply.projection.action)
+
+    def sample(self, reply: Reply, order: int, candidate: int = 0, tools: ToolUse | None = None) -> Sample:
+        """Return the sample of a reply, without rewards; `tools` counts its tool calls."""
         binding = self.runtime.binding
         projection = reply.projection
         return Sample(
@@ -187,7 +197,14 @@ class Call:
             trained=binding.trained,
             messages=self.prompt.messages,
             masked=bool(self.sampling.structure),
+            tools=tools,
         )
+
+    async def reply(self, clock: EpisodeClock) -> Reply:
+        """Request one reply and read it. Raise as `generate`."""
+        (generation,) = await self.generate(1, clock)
+        assert generation is not None, "a single aborted reply is an error of generate"
+        return self.read(generation)
 
     async def greedy_reply(self, clock: EpisodeClock) -> Generation | None:
         """Request one greedy reply to the same prompt; None if the engine gives none."""

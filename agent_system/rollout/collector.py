@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,12 @@ from agent_system.rollout.batch import build_batch
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.clock import EpisodeClock
+from agent_system.rollout.episode import Episode
 from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.player import EpisodePlayer
 from agent_system.rollout.prompt import PromptBuilder
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.sampled_call import sampled_call
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.tied_candidates import TiedCandidateMonitor
@@ -150,7 +152,7 @@ class Collector:
                 sampling, the orchestra rejects the team, or a reward function cannot be loaded or called.
         """
         if settings.tree is not None:
-            from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
+            from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
             check_tree_env(env.cls, settings.reward)
         missing = [a for a in orchestra.agents if a not in bindings]
@@ -324,11 +326,17 @@ class Collector:
         slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
 
-            def start(spec: EpisodeSpec) -> EpisodeRunner:
-                model = self._models.get(spec.validate)
-                return EpisodeRunner(
-                    spec, self.orchestra, self.runtimes, self._env(spec, threads), settings, model
-                )
+            def start(spec: EpisodeSpec) -> Episode:
+                episode = Episode(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings)
+                episode.sampler = partial(sampled_call, episode)
+                # a validation, and an episode that is a baseline, show what the team does without a choice
+                if settings.tree is not None and not (spec.validate or spec.greedy):
+                    from agent_system.rollout.tree_call import TreeCalls  # of tree sampling alone
+
+                    calls = TreeCalls(episode, settings.tree, self._models.get(spec.validate))
+                    episode.sampler = calls.sample
+                    episode.before_step = calls.end_turn
+                return episode
 
             try:
                 limits = settings.episode_timeout_s, settings.reward.timeout_s

@@ -24,6 +24,8 @@ class Ledger:
             `ToolAgent`, a summary.
         unheard: (turn, call) of replies to a program that no client has got, and of rounds of a `ToolAgent`'s
             call that failed.
+        delivered: place in the order of replies, by (turn, call), of those to a program that a client has
+            got.
     """
 
     def __init__(self, env_name: str, agent_lookup: Callable[[str], object]) -> None:
@@ -38,6 +40,7 @@ class Ledger:
         self.acts: dict[tuple[int, int], float] = {}
         self.rounds: dict[tuple[int, int], int] = {}
         self.unheard: set[tuple[int, int]] = set()
+        self.delivered: dict[tuple[int, int], int] = {}
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name = env_name
@@ -68,6 +71,11 @@ class Ledger:
         """
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
+    def order_of(self, sample: Sample) -> int:
+        """Return the place of a sample in the order of replies: NEVER if nobody heard it."""
+        place = (sample.turn, sample.call)
+        return NEVER if place in self.unheard else self.delivered.get(place, sample.order)
+
     def credit(self, sample: Sample) -> Sample:
         """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its
         own fork as well.
@@ -94,18 +102,17 @@ class Ledger:
         self.turns.append(0.0)
         self._callers.append(callers)
 
-    def act(self, outcome: Outcome, callers: Mapping[int, str], call: int, turn: int) -> None:
-        """Record the rewards of `act` for a call of a turn, which may already be over; `callers` maps the
-        turn's calls to agents.
-        """
-        where = f"{self._env_name}.act() after call {call} of {callers[call]} in turn {turn}"
+    def act(self, outcome: Outcome, call: int, turn: int) -> None:
+        """Record the rewards of `act` for a call of a turn, which may already be over."""
+        caller = self._callers[turn - 1][call]
+        where = f"{self._env_name}.act() after call {call} of {caller} in turn {turn}"
         self.acts[(turn, call)] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, (turn, call), where)
+            self._share(outcome.local, (turn, call), where)
         elif outcome.local is not None:
             self._add((turn, call), (turn, call), outcome.local, where)
 
-    def step(self, outcome: Outcome, callers: Mapping[int, str]) -> None:
+    def step(self, outcome: Outcome) -> None:
         """Record the rewards of `step` at the end of the current turn.
 
         Raises:
@@ -114,21 +121,16 @@ class Ledger:
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
         self.turns[-1] = finite(outcome.team, "team", where)
         if isinstance(outcome.local, Mapping):
-            self._share(outcome.local, callers, (len(self.turns), math.inf), where)
+            self._share(outcome.local, (len(self.turns), math.inf), where)
         elif outcome.local:
             raise AgentSystemError(
                 f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent "
                 "name or call number: {'Agent Name': 1.0} or {0: 1.0}"
             )
 
-    def _share(
-        self,
-        local: Mapping[int | str, float],
-        callers: Mapping[int, str],
-        source: tuple[int, float],
-        where: str,
-    ) -> None:
+    def _share(self, local: Mapping[int | str, float], source: tuple[int, float], where: str) -> None:
         turn = source[0]
+        callers = self._callers[turn - 1]
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)

@@ -15,7 +15,7 @@ from agent_system.env_workers.messages import EnvWorkerError, innermost_line
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.call import EpisodeSpec
 from agent_system.rollout.clock import EpisodeClock
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.episode import Episode
 from verl.protocol.generate import EngineGoneError
 from verl.utils.names import listed
 
@@ -43,7 +43,7 @@ class EpisodePlayer:
     """Plays episodes, at most `slots` at a time.
 
     Attributes:
-        start: makes the runner of an episode.
+        start: makes an episode.
         score: calls the reward functions on the record of a finished episode; the clock stands still while a
             reward model is awaited.
         slots: as `rollout.max_concurrent_episodes`.
@@ -53,7 +53,7 @@ class EpisodePlayer:
         window: number of the last episodes to which `rate` applies.
     """
 
-    start: Callable[[EpisodeSpec], EpisodeRunner]
+    start: Callable[[EpisodeSpec], Episode]
     score: Callable[[EpisodeRecord, EpisodeSpec, EpisodeClock], Awaitable[EpisodeRecord]]
     slots: asyncio.Semaphore
     limit_s: float
@@ -64,7 +64,7 @@ class EpisodePlayer:
     _ended: deque[Failure | None] = field(default_factory=deque, init=False)  # the last `window` episodes
     _failed: int = field(default=0, init=False)  # of these
     _left_out: list[Failure] = field(default_factory=list, init=False)  # candidates
-    _playing: set[EpisodeRunner] = field(default_factory=set, init=False)
+    _playing: set[Episode] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._open.set()
@@ -121,18 +121,19 @@ class EpisodePlayer:
             if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
                 await self._open.wait()
                 episode, task = await self._run(spec)
+        # no other episode would get a reply either
         if isinstance(error := _error(task), EngineGoneError):
             raise error
         cause = _cause(episode, task)
         if cause is not None:
             logger.warning("episode %s left out: %s", spec.traj_uid, cause)
-        self._count(None if cause is None else Failure(spec.uid, cause))
-        if cause is not None:
+            self._count(Failure(spec.uid, cause))
             return episode.record(cause)
+        self._count(None)
         self._left_out += [Failure(spec.uid, why) for why in episode.left_out.elements()]
         return task.result()
 
-    async def _run(self, spec: EpisodeSpec) -> tuple[EpisodeRunner, asyncio.Task[EpisodeRecord]]:
+    async def _run(self, spec: EpisodeSpec) -> tuple[Episode, asyncio.Task[EpisodeRecord]]:
         """Play an episode in a task of its own, which it may cancel itself, and return both.
 
         An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
@@ -145,8 +146,11 @@ class EpisodePlayer:
             late = {task}
             while late and (left := episode.clock.left_s + END_TIMEOUT_S) > 0:
                 _, late = await asyncio.wait(late, timeout=left)
-            if late and not episode.abandon_if_late():
-                _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
+            if late:
+                # after the end of play it has the time of the reward functions
+                if episode.over:
+                    _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
+                episode.over = True
                 episode.abandoned = bool(late)
             task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
         finally:
@@ -154,7 +158,7 @@ class EpisodePlayer:
             await _cancel([task])
         return episode, task
 
-    async def _scored(self, episode: EpisodeRunner) -> EpisodeRecord:
+    async def _scored(self, episode: Episode) -> EpisodeRecord:
         """Play an episode and call the reward functions; an error of these costs the episode as any other."""
         try:
             await episode.run()
@@ -180,7 +184,7 @@ def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
-def _cause(episode: EpisodeRunner, task: asyncio.Task[EpisodeRecord]) -> str | None:
+def _cause(episode: Episode, task: asyncio.Task[EpisodeRecord]) -> str | None:
     """Return why an episode failed, with the innermost line of code, or None."""
     if episode.abandoned:
         limit = "reward.timeout_s" if episode.waiting_for == SCORING else "rollout.episode_timeout_s"

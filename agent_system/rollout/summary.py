@@ -49,9 +49,7 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
     summary_call = replace(
         call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",)
     )
-    (generation,) = await summary_call.generate(1, clock)
-    assert generation is not None, "a single aborted reply is an error of generate"
-    reply = summary_call.read(generation)
+    reply = await summary_call.reply(clock)
     agent.memory.rewrite(reply.projection.action)
     return replace(call, runtime=call.runtime.of(agent), summary=(summary_call, reply))
 

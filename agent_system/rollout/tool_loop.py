@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -16,6 +16,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.continuation import END, Continuation, NextPrompt
+from agent_system.rollout.episode import Episode
 from agent_system.rollout.prompt import Prompt, PromptBuilder, SpecialTokens
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.template_marks import whole_marks
@@ -23,6 +24,7 @@ from agent_system.rollout.tokens import decode, text_after
 from agent_system.tool_use import ToolUse
 from agent_system.tools.agent import ToolAgent
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
+from agent_system.turn import Turn
 from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
 
@@ -279,20 +281,29 @@ class ToolPromptBuilder(PromptBuilder):
         return template_messages
 
 
-async def play_rounds(
-    call: Call,
-    reply_to: Callable[[Call], Awaitable[tuple[Reply, int]]],
-    keep: Callable[[Call, Reply, int, ToolUse], None],
-    again: Callable[[Call, Prompt, int], Call],
-) -> tuple[Call, Reply]:
-    """Play the rounds of one call of a `ToolAgent`; return its last generation.
+async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, Reply]:
+    """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in the turn;
+    return the last one.
 
     Args:
+        episode: the episode.
+        turn: the turn of the call.
         call: the first generation.
-        reply_to: samples a reply; returns it with its place in the order of replies.
-        keep: keeps a reply as a sample.
-        again: returns the call of the next generation, from the last one, its prompt and its seed.
     """
+    numbers = [call.number]
+    try:
+        call, reply = await _rounds(episode, turn, call, numbers)
+    except BaseException:
+        # the call has no result, so nobody hears of its rounds: they are neither rewarded nor trained
+        episode.ledger.unheard.update((turn.step, number) for number in numbers)
+        raise
+    # the rewards of a call are recorded at its last round
+    episode.ledger.rounds.update(((turn.step, number), call.number) for number in numbers[:-1])
+    return call, reply
+
+
+async def _rounds(episode: Episode, turn: Turn, call: Call, numbers: list[int]) -> tuple[Call, Reply]:
+    """Play the rounds of a call; add the number of every further generation to `numbers`."""
     agent = call.runtime.agent
     prompts = call.runtime.prompts
     seed = call.seed
@@ -300,10 +311,12 @@ async def play_rounds(
     restarted = False
     earlier = 0
     for number in range(agent.max_rounds):
-        reply, order = await reply_to(call)
+        reply, order = await episode.reply(call)
         requests = prompts.requests_of(reply.text, earlier)
         if not requests or number + 1 == agent.max_rounds:
-            keep(call, reply, order, ToolUse(number, len(requests), restarted=restarted, cut=bool(requests)))
+            episode.keep(
+                call, reply, order, ToolUse(number, len(requests), restarted=restarted, cut=bool(requests))
+            )
             break
         assert isinstance(reply.agent, ToolAgent)
         results, use = await reply.agent.answer(requests, number)
@@ -320,7 +333,7 @@ async def play_rounds(
         reply = replace(
             reply, projection=replace(projection, action=action, valid=valid and not use.malformed)
         )
-        keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
+        episode.keep(call, reply, order, replace(use, restarted=restarted, cut=following is None))
         if following is None:
             break
         so_far = (
@@ -328,10 +341,16 @@ async def play_rounds(
             *(f"{r.name} {r.arguments!r}" for r in requests),
             *(str(m["content"]) for m in results),
         )
-        call = again(
-            replace(call, runtime=runtime, so_far=so_far),
-            following,
-            stable_seed(seed, "round", number + 1),
+        numbers.append(turn.number(call.agent_id))
+        call = replace(
+            call,
+            runtime=runtime,
+            so_far=so_far,
+            number=numbers[-1],
+            prompt=following,
+            prior_replies=episode.reply_count,
+            seed=stable_seed(seed, "round", number + 1),
         )
+        episode.waiting_for = f"the reply of {call.label}"
         restarted = anew
     return call, reply

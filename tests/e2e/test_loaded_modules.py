@@ -38,7 +38,7 @@ NOT_LOADED = (
     "agent_system.env_workers.pool",
     "agent_system.reward.model",
     "agent_system.rollout.endpoint",
-    "agent_system.rollout.tree",
+    "agent_system.rollout.tree_call",
     "agent_system.sandbox.local",
     "agent_system.tools.agent",
     "agent_system.tools.mcp",

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from agent_system.launch.train import entry
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.collector import GroupPlayer
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.episode import Episode
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS, policies
 from tests.e2e.test_async_faults import QUICK
@@ -243,9 +243,9 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
     progress, if the mode has them.
     """
     keys, run_dir = NEVER_SAVED | MODES[mode] | LEVELS["L3"].changes, tmp_path / "run"
-    run, begun = EpisodeRunner.run, threading.Event()
+    run, begun = Episode.run, threading.Event()
 
-    async def held(episode: EpisodeRunner) -> None:
+    async def held(episode: Episode) -> None:
         if episode.spec.step == 4:
             begun.set()
             await asyncio.sleep(60)
@@ -256,7 +256,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
         kill(patch, PolicyWorker, "update_actor", 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EpisodeRunner, "run", held)
+        patch.setattr(Episode, "run", held)
         updating(patch, 3, fail)
         with pytest.raises(TeamError, match="update_actor met a dead process") as error:
             train(keys | {"trainer.save_freq": 1, "trainer.max_ckpt_to_keep": 1})
@@ -276,16 +276,16 @@ def test_groups_of_a_failed_update_are_trained_unless_a_policy_has_newer_weights
     train: Run, tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The groups of step 3 begin when the checkpoint of step 2 has been written, without them."""
-    run, played, checkpoint = EpisodeRunner.run, list[str](), folder_of(tmp_path / "run", 2)
+    run, played, checkpoint = Episode.run, list[str](), folder_of(tmp_path / "run", 2)
     keys = QUICK | FRESH | LEVELS[level].changes | {"trainer.total_training_steps": 3}
 
-    async def held(episode: EpisodeRunner) -> None:
+    async def held(episode: Episode) -> None:
         while episode.spec.step > 2 and not checkpoint.exists():
             await asyncio.sleep(0.01)
         played.append(episode.spec.uid)
         await run(episode)
 
-    monkeypatch.setattr(EpisodeRunner, "run", held)
+    monkeypatch.setattr(Episode, "run", held)
     with pytest.MonkeyPatch.context() as patch:
         updating(patch, 3, lambda: kill(patch, PolicyWorker, "update_actor", 1 if level == "L1" else 2))
         with pytest.raises(TeamError, match="update_actor met a dead process") as error:

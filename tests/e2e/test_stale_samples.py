@@ -21,7 +21,7 @@ import pytest
 
 from agent_system.environment import Observation, Outcome
 from agent_system.record import Sample
-from agent_system.rollout.runner import EpisodeRunner
+from agent_system.rollout.episode import Episode
 from tests.e2e import test_gateway, test_outside_worlds, test_untrained
 from tests.e2e.conftest import Run, read_metrics
 from tests.e2e.teams import LEVELS, Level, changes_of, check_versions, policies
@@ -168,16 +168,16 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Of the groups every fourth fails, of the other episodes every fourth and of those that are greedy every
     second.
     """
-    run = EpisodeRunner.run
+    run = Episode.run
 
-    async def fails(episode: EpisodeRunner) -> None:
+    async def fails(episode: Episode) -> None:
         spec = episode.spec
         whole = zlib.crc32(spec.uid.removesuffix(GREEDY_SUFFIX).encode()) % 4 == 0
         if whole or zlib.crc32(spec.traj_uid.encode()) % (2 if spec.greedy else 4) == 0:
             raise KeyError("no such world")
         await run(episode)
 
-    monkeypatch.setattr(EpisodeRunner, "run", fails)
+    monkeypatch.setattr(Episode, "run", fails)
     return {"rollout.max_failure_rate": 1.0}
 
 
@@ -459,7 +459,7 @@ def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
 ) -> None:
     """Requests of the validation come before those of the training episodes that go on."""
     run, load, validate, events = (
-        EpisodeRunner.run,
+        Episode.run,
         RolloutWorker.update_weights,
         GroupStream.set_validating,
         list[str](),
@@ -470,7 +470,7 @@ def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
         priorities["val" if request.request_id.startswith("val") else "step"].add(request.priority)
         return await generate(engine, request)
 
-    async def begun(episode: EpisodeRunner) -> None:
+    async def begun(episode: Episode) -> None:
         events.append("validation episode" if episode.spec.validate else "episode")
         await run(episode)
 
@@ -486,7 +486,7 @@ def test_no_training_episode_begins_and_no_version_changes_during_a_validation(
         if begins:
             events.append("begin")
 
-    monkeypatch.setattr(EpisodeRunner, "run", begun)
+    monkeypatch.setattr(Episode, "run", begun)
     monkeypatch.setattr(RolloutWorker, "update_weights", loaded)
     monkeypatch.setattr(GroupStream, "set_validating", validating)
     monkeypatch.setattr(HFEngine, "generate", generated)

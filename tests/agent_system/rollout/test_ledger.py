@@ -16,7 +16,7 @@ def test_the_order_in_which_acts_are_recorded_changes_no_bit() -> None:
         ledger.open_turn(callers)
         for call in order:
             share = (0.1, 0.2, 0.7)[call]
-            ledger.act(Outcome(share, {"A": share, 1: share}), callers, call, 1)
-        ledger.step(Outcome(0.3, {0: 0.05, "A": 0.05}), callers)
+            ledger.act(Outcome(share, {"A": share, 1: share}), call, 1)
+        ledger.step(Outcome(0.3, {0: 0.05, "A": 0.05}))
         sums.add((ledger.team_reward, ledger.local(1, 0), ledger.local(1, 1), ledger.local(1, 2)))
     assert sums == {(0.1 + 0.2 + 0.7 + 0.3, 0.1 + 0.2 + 0.7 + 0.1, 0.1 + 0.2 + 0.7, 0)}

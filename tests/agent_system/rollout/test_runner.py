@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -160,6 +161,33 @@ async def test_calls_at_the_same_time_do_not_read_each_other_and_keep_their_orde
     last = episode.samples[2].prompt_text
     assert last.index("Solver: so") < last.index("Verifier: <verify>")
     assert episode.info["said"] == 2
+
+
+class Behind(BaseOrchestra):
+    """A call of the first turn begins in the second one."""
+
+    agents = ("Solver", "Verifier")
+
+    async def run(self, turn: Turn) -> str:
+        if turn.step == 1:
+            self.first = turn
+        else:
+            await self.first.act("Verifier")
+        return (await turn.act("Solver")).action
+
+
+class TwoPlainTurns(TwoTurns):
+    def step(self, action: str) -> Outcome:
+        return replace(super().step(action), local=None)
+
+
+async def test_a_call_that_begins_after_its_turn_has_a_number_of_its_turn(make_collector, scripted) -> None:
+    episode = await one(make_collector(scripted(), orchestra=Behind(), env=TwoPlainTurns, max_steps=5))
+    assert [(s.turn, s.call, s.agent_id) for s in episode.samples] == [
+        (1, 0, "Solver"),
+        (1, 1, "Verifier"),
+        (2, 0, "Solver"),
+    ]
 
 
 async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_collector) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agent_system import AgentSystemError, BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.rollout import CollectorSettings, TooManyFailuresError
-from agent_system.rollout.candidate import choose
+from agent_system.rollout.tree_call import choose
 from agent_system.testing import ScriptedEngine
 from verl.protocol.generate import GenerateRequest, Generation
 from verl.trainer.config.reward import RewardConfig

@@ -1,0 +1,70 @@
+"""A call of an agent that gets one reply, with which the episode goes on: `rollout.sampling=parallel`, which
+plays several episodes of a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent_system.projection import Projection
+from agent_system.rollout.call import Call
+from agent_system.rollout.episode import Episode
+from agent_system.rollout.summary import is_due, summarize, summary_sample
+from agent_system.turn import Turn
+
+
+async def sampled_call(
+    episode: Episode, turn: Turn, agent_id: str, variables: Mapping[str, Any]
+) -> Projection:
+    """Call an agent: sample its reply, let the environment react to it, and return its projection.
+
+    Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply that arrives
+    after the end of the episode, and the errors of the environment.
+    """
+    call = await prompted_call(episode, turn, agent_id, variables)
+    if call.runtime.agent.calls_tools:
+        # rounds of tool calls, which an agent without tools does not have
+        from agent_system.rollout.tool_loop import play_rounds
+
+        call, reply = await play_rounds(episode, turn, call)
+    else:
+        reply, order = await episode.reply(call)
+        episode.keep(call, reply, order)
+    if (summary := summary_sample(call, episode.reply_count - 1)) is not None:
+        episode.keep_summary(call, summary)
+    episode.finish_call(call, reply, turn)
+    await episode.act(call, reply, turn)
+    return reply.projection
+
+
+async def prompted_call(episode: Episode, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
+    """Number a call of an agent and build its prompt; an agent whose memory is due first writes a summary.
+
+    Args:
+        episode: the episode.
+        turn: the turn in which the agent is called.
+        agent_id: the agent.
+        variables: variables of its prompt template, as of `Turn.act`.
+
+    Raises as `Episode.admit`, `summarize` and `PromptBuilder.build` do.
+    """
+    runtime = episode.admit(agent_id)
+    # the summary is generated before the reply, so it has the number before
+    summary_number = turn.number(agent_id) if is_due(runtime.agent) else None
+    call = episode.new_call(turn, agent_id, runtime)
+    entries = turn.entries
+    call = replace(call, seen=await episode.observe(agent_id, turn))
+    filled = {**call.seen.info, "env_prompt": call.seen.text, "step": turn.step, **variables}
+    if summary_number is not None:
+        episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
+        call = await summarize(call, summary_number, filled, episode.clock)
+    agent_memory = call.runtime.agent.memory
+    # an agent without a memory of its own reads that of the team
+    memory = turn.memory if agent_memory is None else agent_memory.at(call.seen.text)
+    call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))
+    await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
+    episode.waiting_for = f"the reply of {call.label}"
+    return call
