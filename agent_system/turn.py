@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_system.agent import Entry, render_entries
@@ -17,10 +18,28 @@ class TurnOver(Exception):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """Where a call stands among the steps of a workflow, for one whose calls do not all read all replies.
+
+    Attributes:
+        step: name of the step, under which its reply stands in the team context.
+        sees: steps whose replies the call's prompt shows; None: all replies and notes.
+    """
+
+    step: str = ""
+    sees: frozenset[str] | None = None
+
+
+ANYWHERE = CallContext()
+
+
 class Sampler(Protocol):
     """Sampling of a call's reply: one sample, or a choice among several tried on forks of the environment."""
 
-    async def __call__(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection: ...
+    async def __call__(
+        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
+    ) -> Projection: ...
 
 
 class Turn:
@@ -51,6 +70,7 @@ class Turn:
         self.done = False
         self._sampler = sampler
         self._entries: list[Entry | None] = []
+        self._steps: list[str] = []  # of each entry
 
     @property
     def entries(self) -> list[Entry]:
@@ -73,22 +93,40 @@ class Turn:
         Raises:
             TurnOver: the environment has already ended the episode.
         """
+        return await self.call(agent_id, variables)
+
+    async def call(
+        self, agent_id: str, variables: Mapping[str, Any], context: CallContext = ANYWHERE
+    ) -> Projection:
+        """Call an agent like `act`, as a step of a workflow."""
         if self.done:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {self.step}"
             )
-        return await self._sampler(self, agent_id, variables)
+        return await self._sampler(self, agent_id, variables, context)
 
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
         self._entries.append(Entry(speaker, text))
+        self._steps.append("")
 
-    def reserve(self) -> int:
+    def reserve(self, step: str = "") -> int:
         """Reserve a place in the team context for a call that starts now, so that the order does not depend
-        on the order of replies.
+        on the order of replies; `step` as in `CallContext`.
         """
         self._entries.append(None)
+        self._steps.append(step)
         return len(self._entries) - 1
+
+    def seen(self, context: CallContext) -> list[Entry]:
+        """Return the replies and notes so far that a call's prompt shows, in call order."""
+        if context.sees is None:
+            return self.entries
+        return [
+            entry
+            for entry, step in zip(self._entries, self._steps, strict=True)
+            if entry is not None and step in context.sees
+        ]
 
     def record(self, place: int, entry: Entry) -> None:
         """Fill a reserved place."""

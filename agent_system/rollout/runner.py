@@ -30,7 +30,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.rollout.summary import is_due, summarize, summary_sample
 from agent_system.tool_use import ToolUse
-from agent_system.turn import Turn, TurnOver
+from agent_system.turn import CallContext, Turn, TurnOver
 from verl.protocol.generate import Generation, RolloutError, SamplingParams, StructureError
 from verl.utils.names import did_you_mean
 
@@ -63,7 +63,8 @@ class EpisodeRunner:
         self._settings = settings
         self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
         self._samples: list[Sample] = []
-        self._ledger = Ledger(env.name, self._runtime_of)
+        self._roles = {name: runtime.agent.acts_as or name for name, runtime in runtimes.items()}
+        self._ledger = Ledger(env.name, self._check_role)
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = self.abandoned = False
@@ -312,7 +313,9 @@ class EpisodeRunner:
 
     async def _observation(self, agent_id: str, turn: Turn) -> Observation:
         """Return what an agent sees in a turn."""
-        return await self._env.observation("observe", agent_id) if self._env.has_observe else turn.observation
+        if not self._env.has_observe:
+            return turn.observation
+        return await self._env.observation("observe", self._roles[agent_id])
 
     async def _take_in(
         self,
@@ -355,10 +358,12 @@ class EpisodeRunner:
             self._delivered.pop((call.turn, call.number), None)
             self._ledger.unheard.add((call.turn, call.number))
 
-    async def _sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
+    async def _sample(
+        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
+    ) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
-        call = await self._ask(turn, agent_id, variables)
+        call = await self._ask(turn, agent_id, variables, context)
         if call.runtime.agent.calls_tools:
             # rounds of tool calls, which an agent without tools does not have
             from agent_system.rollout.tool_loop import play_rounds
@@ -404,12 +409,14 @@ class EpisodeRunner:
         is added to `rounds`.
         """
         number = len(callers)
-        callers[number] = call.agent_id
+        callers[number] = call.role
         rounds.append(number)
         self.waiting_for = f"the reply of {call.agent_id} (turn {call.turn}, call {number})"
         return replace(call, number=number, prompt=prompt, prior_replies=self._replies, seed=seed)
 
-    async def _branch(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
+    async def _branch(
+        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
+    ) -> Projection:
         """Sample K replies, try each on a fork and continue with one (tree sampling)."""
         tree = self._tree
         assert tree is not None
@@ -426,7 +433,7 @@ class EpisodeRunner:
         calls = tree.enter(turn, lambda calls: self._tasks.start(self._commit(calls)))
         place = calls.enter()
         try:
-            call = await self._ask(turn, agent_id, variables)
+            call = await self._ask(turn, agent_id, variables, context)
             k = self._settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self.clock)
             asks_greedy = agent_id in self._settings.greedy_baselines
@@ -491,7 +498,7 @@ class EpisodeRunner:
                 f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
             )
             self._record_act(
-                call, await self._env.outcome("act", call.agent_id, reply.projection.action), turn, callers
+                call, await self._env.outcome("act", call.role, reply.projection.action), turn, callers
             )
 
     def _record_act(self, call: Call, outcome: Outcome, turn: Turn, callers: Mapping[int, str]) -> None:
@@ -500,7 +507,9 @@ class EpisodeRunner:
             self._ledger.act(outcome, callers, call.number, turn.step)
             turn.done = turn.done or outcome.done
 
-    async def _ask(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
+    async def _ask(
+        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
+    ) -> Call:
         """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which
         has the number before.
         """
@@ -511,8 +520,8 @@ class EpisodeRunner:
         runtime = self._agents.now(agent_id)
         summary_number = self._number(agent_id) if is_due(runtime.agent) else None
         number = self._number(agent_id)
-        place = turn.reserve()
-        entries = turn.entries
+        place = turn.reserve(context.step)
+        entries = turn.seen(context)
         prior_replies = self._replies
         observation = await self._observation(agent_id, turn)
         filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **variables}
@@ -561,7 +570,7 @@ class EpisodeRunner:
     def _number(self, agent_id: str) -> int:
         """Return a new number of the turn, for a generation of an agent."""
         number = max(self._callers, default=-1) + 1
-        self._callers[number] = agent_id
+        self._callers[number] = self._roles[agent_id]
         return number
 
     def _text_of(self, agent_id: str, generation: Generation) -> str:
@@ -570,6 +579,11 @@ class EpisodeRunner:
     def _refuse_late(self, call: Call) -> None:
         if self._over:
             raise TurnOver(f"the reply of {call.agent_id} arrived after the episode had ended")
+
+    def _check_role(self, name: str) -> None:
+        """Raise AgentSystemError for a name by which the environment means no agent of the run."""
+        if name not in self._roles.values():
+            self._runtime_of(name)
 
     def _runtime_of(self, agent_id: str) -> AgentRuntime:
         runtime = self._runtimes.get(agent_id)

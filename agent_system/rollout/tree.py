@@ -139,8 +139,8 @@ class Tree:
         env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
-        outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
-        more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
+        outcome = await env.outcome("act", call.role, action) if env.has_act else Outcome()
+        more = await env.outcome("score", call.role, action) if env.has_score else Outcome()
         where = (
             f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         )
@@ -178,5 +178,5 @@ def _local(outcome: Outcome, call: Call, where: str) -> float:
     return sum(
         finite(value, "local", where)
         for key, value in outcome.local.items()
-        if key in (call.number, call.agent_id)
+        if key in (call.number, call.role)
     )
