@@ -72,9 +72,14 @@ class Waves:
         if self._around is not None:
             self._around._arrive(self._place, futures)
             return
-        for future in futures:
-            if not future.done():
-                future.set_result(None)
+        # later, so that the branch that came last does not go on before the others
+        asyncio.get_running_loop().call_soon(_release, futures)
+
+
+def _release(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 class TurnState:

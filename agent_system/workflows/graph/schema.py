@@ -24,6 +24,7 @@ from verl.utils.names import did_you_mean
 MAX_AGENTS = 64
 MAX_CHOICES = 64
 KINDS = ("call", "loop", "if", "parallel", "vote", "stop")
+NO_STEP = "no step"
 PLAIN_ANSWERS = ("text", "boxed", "number", "python")
 Scalar = str | int | float | bool | None
 
@@ -328,11 +329,11 @@ class StopStep(FilePart):
 
 def _kind_of(value: Any) -> str | None:
     if not isinstance(value, Mapping):
-        return getattr(value, "kind", "no step")
+        return getattr(value, "kind", NO_STEP)
     if "spawn" in value:
         return "spawn"
     kinds = [kind for kind in KINDS if kind in value]
-    return kinds[0] if len(kinds) == 1 else "no step"
+    return kinds[0] if len(kinds) == 1 else NO_STEP
 
 
 def _refuse_spawn(value: Any) -> Any:
@@ -351,7 +352,7 @@ Step = Annotated[
     | Annotated[VoteStep, Tag("vote")]
     | Annotated[StopStep, Tag("stop")]
     | Annotated[Any, BeforeValidator(_refuse_spawn), Tag("spawn")]
-    | Annotated[Any, BeforeValidator(_refuse), Tag("no step")],
+    | Annotated[Any, BeforeValidator(_refuse), Tag(NO_STEP)],
     Discriminator(_kind_of),
 ]
 AnyStep = CallStep | LoopStep | IfStep | ParallelStep | VoteStep | StopStep
@@ -459,7 +460,7 @@ def _path(location: tuple[str | int, ...], value: Any) -> KeyPath:
         here = lookup(value, path)
         if isinstance(part, int) and isinstance(here, dict):
             continue  # a branch of one step, which the file may write without a list
-        if after_number and isinstance(here, dict):
+        if after_number and (isinstance(here, dict) or part == NO_STEP):
             after_number = False
             continue
         path = (*path, part)

@@ -112,13 +112,13 @@ def short(value: Any) -> str:
 
 def read_file(path: str | Path) -> TeamSource:
     """Read a file. Raise AgentSystemError, in one line, for one that cannot be read or is no such text."""
-    name = str(path)
+    name = _key_text(str(path))
     try:
         with open(Path(path).expanduser(), "rb", opener=_open_regular) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise AgentSystemError(f"{short(name)}: cannot be read: {reason}") from error
+        raise AgentSystemError(f"{name}: cannot be read: {reason}") from error
     if len(content) > MAX_BYTES:
         raise AgentSystemError(f"{name}: larger than {MAX_BYTES // 1024} KiB, the limit of a team file")
     try:
@@ -126,7 +126,7 @@ def read_file(path: str | Path) -> TeamSource:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise AgentSystemError(f"{name}:{line}: not UTF-8 at byte {error.start}") from error
-    return read_text(text, name, is_json=name.endswith(".json"))
+    return read_text(text, name, is_json=str(path).endswith(".json"))
 
 
 def read_text(text: str, name: str, *, is_json: bool = False) -> TeamSource:
@@ -163,7 +163,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def _key_text(key: str) -> str:
-    return key if key.isprintable() and len(key) <= 60 else short(key)
+    return key if key.isprintable() and len(key) <= 200 else short(key)
 
 
 class _Composer:
@@ -375,7 +375,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     has_lines = "\n" in text and not text[0].isspace() and not text[-1].isspace()
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if has_lines else None)
+    style = "|" if has_lines else '"' if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)
