@@ -32,7 +32,7 @@ API = {
 }  # fmt: skip
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = (
-    "training", "workflows", "frameworks", "policies", "data", "sampling", "rewards", "credit", "algorithms",
+    "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit", "algorithms",
     "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates", "sandbox",
     "architecture", "config",
 )  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
-from tests.e2e.test_fixed_seed import MATH, digest, outcome
 from tests.e2e.teams import KL
+from tests.e2e.test_fixed_seed import MATH, digest, outcome
 from tests.house.source import ROOT
 
 FILE = ROOT / "agent_system" / "workflows" / "math" / "team_short.yaml"

@@ -172,7 +172,10 @@ def test_a_bad_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     [
         ("- {stop: {loop: last}}", "a condition on the loop is outside of every loop"),
         ("- {stop: {of: zz, field: valid}}", "no step 'zz' that is known here; steps: s"),
-        ("- {parallel: [{call: A, id: a}, [{call: A, unless: {of: a, is: x}}]]}", "no step 'a' that is known here"),
+        (
+            "- {parallel: [{call: A, id: a}, [{call: A, unless: {of: a, is: x}}]]}",
+            "no step 'a' that is known here",
+        ),
         ("- {parallel: [{call: A, id: a}, [{call: A, sees: [a]}]]}", "no step 'a' that is known here"),
         ("- {parallel: [{call: A}, {stop: always}]}", "a stop in a branch of parallel must be in a loop"),
         ("- {parallel: [{call: A}]}", "should have at least 2 items"),

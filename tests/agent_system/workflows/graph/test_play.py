@@ -36,7 +36,9 @@ def agents_of(text: str) -> dict[str, Callable[..., str]]:
 
 
 async def play(make_team: Play, text: str, **more: Any) -> CollectResult:
-    return await make_team(text, more.pop("replies", None) or agents_of(text), **more).collect([TASK], 1, step=0)
+    return await make_team(text, more.pop("replies", None) or agents_of(text), **more).collect(
+        [TASK], 1, step=0
+    )
 
 
 def spoken(result: CollectResult) -> list[str]:
@@ -46,7 +48,8 @@ def spoken(result: CollectResult) -> list[str]:
 def read(result: CollectResult) -> dict[str, str]:
     """What each reply read, without the question."""
     return {
-        s.text: " ".join(s.messages[0]["content"].split("What?", 1)[1].split()) for s in result.episodes[0].samples
+        s.text: " ".join(s.messages[0]["content"].split("What?", 1)[1].split())
+        for s in result.episodes[0].samples
     }
 
 
@@ -70,7 +73,9 @@ def read(result: CollectResult) -> dict[str, str]:
         ("- {parallel: [{loop: 2, do: [{call: A, id: s}, {stop: {of: s, is: A0}}]}, [{call: B}, {call: C}]]}", "A0 B0 C0"),
     ],
 )  # fmt: skip
-async def test_agents_are_called_in_the_order_of_the_steps(make_team: Play, steps: str, expected: str) -> None:
+async def test_agents_are_called_in_the_order_of_the_steps(
+    make_team: Play, steps: str, expected: str
+) -> None:
     agents = "".join(line for line in AGENTS.splitlines(True) if f": {line[2]}" in steps)
     assert spoken(await play(make_team, team(steps, agents=agents))) == expected.split()
 
@@ -106,7 +111,8 @@ def test_a_vote_counts_equal_valid_actions_and_the_first_wins_a_tie(
     answers: str, judge: str | None, action: str
 ) -> None:
     candidates = [
-        Projection(f" {word} " if word.isdigit() else "", word.isdigit(), {"n": i}) for i, word in enumerate(answers.split())
+        Projection(f" {word} " if word.isdigit() else "", word.isdigit(), {"n": i})
+        for i, word in enumerate(answers.split())
     ]
     choice = None if judge is None else Projection(judge, judge != "no")
     winner = elect(candidates, choice)
@@ -152,24 +158,42 @@ async def test_a_default_is_returned_for_a_step_that_has_not_run(make_team: Play
         ("{observation: over}", False), ("{observation: over, is: false}", True),
     ],
 )  # fmt: skip
-async def test_conditions(make_team: Play, condition: str, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conditions(
+    make_team: Play, condition: str, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from agent_system import Observation
     from agent_system.workflows.math import MathEnv
 
     info = {"anchor": "here", "moves": 3, "over": False}
-    monkeypatch.setattr(MathEnv, "reset", lambda self, task: setattr(self, "_truth", "7") or setattr(self, "_graded", {}) or setattr(self, "_solutions", []) or setattr(self, "_judgements", []) or Observation("What?", info))
+    monkeypatch.setattr(
+        MathEnv,
+        "reset",
+        lambda self, task: (
+            setattr(self, "_truth", "7")
+            or setattr(self, "_graded", {})
+            or setattr(self, "_solutions", [])
+            or setattr(self, "_judgements", [])
+            or Observation("What?", info)
+        ),
+    )
     steps = f"- {{call: A, id: a}}\n- if: {condition}\n  do: [{{call: B}}]\n  else: [{{call: C}}]\n- {{call: A, id: later}}"
-    result = await play(make_team, team(steps, "later"), replies=agents_of(team(steps, "later")) | {"A": lambda *_: "7"})
+    result = await play(
+        make_team, team(steps, "later"), replies=agents_of(team(steps, "later")) | {"A": lambda *_: "7"}
+    )
     assert spoken(result)[1] == ("B0" if holds else "C0")
 
 
-async def test_a_field_that_a_class_does_not_have_costs_the_episode_and_names_its_fields(make_team: Play) -> None:
+async def test_a_field_that_a_class_does_not_have_costs_the_episode_and_names_its_fields(
+    make_team: Play,
+) -> None:
     text = (
         "team: 1\nagents:\n  A: {class: math/Verifier Agent, options: {prompt_style: short}}\ndo:\n- {call: A, id: s}\n"
         "- {stop: {of: s, field: enough}}\nreturn: s\n"
     )
     result = await play(make_team, text, replies={"A": ["x"]}, max_failure_rate=1.0)
-    assert "reads 'enough' of the step 's', which has: action, valid, approved, parsed" in str(result.episodes[0].failure)
+    assert "reads 'enough' of the step 's', which has: action, valid, approved, parsed" in str(
+        result.episodes[0].failure
+    )
 
 
 BRANCHES = (
@@ -194,20 +218,27 @@ async def test_numbers_seeds_and_prompts_do_not_depend_on_which_reply_comes_firs
         async def delay(request: Any) -> None:
             await asyncio.sleep(rng.choice([0, 0.001, 0.004]) if order else 0)
 
-        tree = {"tree": TreeConfig(k=2), "reward": RewardConfig(team_scope="call")} if sampling == "tree" else {}
+        tree = (
+            {"tree": TreeConfig(k=2), "reward": RewardConfig(team_scope="call")} if sampling == "tree" else {}
+        )
         collector = make_team(team(BRANCHES), dict.fromkeys("ABC", script), delay=delay, **tree)
         tasks = [Task(f"t{i}", f"What {i}?", "demo", "7") for i in range(6)]
         episodes = (await collector.collect(tasks, 2, step=3)).episodes
         assert not any(e.failure for e in episodes)
         return [
-            [(s.agent_id, s.call, s.candidate, s.seed, s.prompt_ids, s.text, s.prior_replies) for s in e.samples]
+            [
+                (s.agent_id, s.call, s.candidate, s.seed, s.prompt_ids, s.text, s.prior_replies)
+                for s in e.samples
+            ]
             for e in episodes
         ]
 
     first = await played(0)
     assert {len(calls) for calls in first} != {len(first[0])}, "the branches differ in length"
     for order in (1, 2, 3):
-        assert [[c[:-1] for c in calls] for calls in await played(order)] == [[c[:-1] for c in calls] for calls in first]
+        assert [[c[:-1] for c in calls] for calls in await played(order)] == [
+            [c[:-1] for c in calls] for calls in first
+        ]
 
 
 async def test_a_call_that_fails_in_a_branch_fails_the_episode_and_nothing_waits(make_team: Play) -> None:
@@ -223,7 +254,9 @@ async def test_a_call_that_fails_in_a_branch_fails_the_episode_and_nothing_waits
 
 async def test_agents_act_in_the_environment_under_the_name_that_it_knows(make_team: Play) -> None:
     text = PAIR.replace("Solver Agent", "Careful").replace("answer: boxed", "answer: boxed, as: Solver Agent")
-    text = text.replace("Verifier Agent", "Judge").replace("{verdict: verify}", "{verdict: verify}, as: Verifier Agent")
+    text = text.replace("Verifier Agent", "Judge").replace(
+        "{verdict: verify}", "{verdict: verify}, as: Verifier Agent"
+    )
     replies = {"Careful": ["\\boxed{8}", "\\boxed{7}"], "Judge": ["<verify>reject</verify>"]}
     result = await make_team(text, replies, env_params={"verdict_reward": 0.5}).collect([TASK], 1, step=0)
     (episode,) = result.episodes

@@ -99,7 +99,9 @@ SAME = {
     "a default said": PAIR.replace("{verdict: verify}", "{verdict: {tag: verify, fallback: reject}}"),
 }  # fmt: skip
 OTHER = {
-    "an agent that is like another, whose policy it starts from": PAIR.replace(', quote: {entry: "\\n{role}: {text}"}}\ndo', ', like: Solver Agent}\ndo'),
+    "an agent that is like another, whose policy it starts from": PAIR.replace(
+        ', quote: {entry: "\\n{role}: {text}"}}\ndo', ", like: Solver Agent}\ndo"
+    ),
     "a prompt": PAIR.replace("Solve:", "Solve it:"),
     "a limit": PAIR.replace("loop: 2", "loop: 3"),
     "a name that prompts show": PAIR.replace("Solver Agent", "Writer Agent"),
@@ -126,7 +128,9 @@ def test_other_teams_have_another_key(case: str) -> None:
 
 def test_names_of_agents_do_not_count_where_no_prompt_shows_them() -> None:
     silent = PAIR.replace("{role}: ", "").replace("Verifier Agent:", "Verifier Agent: ")
-    named = silent.replace("answer: boxed", "answer: boxed, as: Solver Agent").replace("  Solver Agent:", "  Writer:")
+    named = silent.replace("answer: boxed", "answer: boxed, as: Solver Agent").replace(
+        "  Solver Agent:", "  Writer:"
+    )
     assert Team.parse(named.replace("call: Solver Agent", "call: Writer")).key() == Team.parse(silent).key()
 
 
@@ -147,7 +151,9 @@ def test_the_chart_shows_every_step() -> None:
 
 
 def test_like_takes_what_the_agent_does_not_say_itself() -> None:
-    agents = "  A: {prompt: x, answer: boxed, as: S}\n  B: {like: A, prompt: y}\n  C: {like: B, answer: number}\n"
+    agents = (
+        "  A: {prompt: x, answer: boxed, as: S}\n  B: {like: A, prompt: y}\n  C: {like: B, answer: number}\n"
+    )
     steps = "- {call: A, id: s}\n- {call: B}\n- {call: C}"
     team = Team.parse(f"team: 1\nagents:\n{agents}do:\n{steps}\nreturn: s\n")
     found = {n: (a.prompt, a.answer.kind, a.as_) for n, a in team.agents.items()}
@@ -214,12 +220,17 @@ def test_the_memory_is_that_of_the_file_or_of_the_classes(tmp_path: Path) -> Non
 def test_programs_of_a_class_ask_for_the_sandbox(tmp_path: Path) -> None:
     text = (ROOT / "agent_system/workflows/sudoku/team.yaml").read_text()
     assert not orchestra(text, tmp_path).uses_sandbox
-    assert orchestra(text.replace("sudoku/Tool Agent", "sudoku/Tool Agent, options: {tool: code}"), tmp_path).uses_sandbox
+    assert orchestra(
+        text.replace("sudoku/Tool Agent", "sudoku/Tool Agent, options: {tool: code}"), tmp_path
+    ).uses_sandbox
 
 
 def test_a_class_keeps_its_actions_and_takes_a_prompt_and_a_name(tmp_path: Path) -> None:
     text = (ROOT / "agent_system/workflows/search/team.yaml").read_text()
-    text = text.replace("class: search/Search Agent", "class: search/Search Agent, prompt: 'Find: {env_prompt}', as: S, memory: simple")
+    text = text.replace(
+        "class: search/Search Agent",
+        "class: search/Search Agent, prompt: 'Find: {env_prompt}', as: S, memory: simple",
+    )
     agent = orchestra(text, tmp_path).make_agent("Search Agent", "search")
     assert type(agent.project("<search>x</search>").action) is Query
     assert (agent.prompt, agent.acts_as, agent.memory_class) == ("Find: {env_prompt}", "S", SimpleMemory)
@@ -260,7 +271,11 @@ async def test_tools_are_those_that_the_command_line_names(make_team: Play, tmp_
     tools = {"lookup": f"{__name__}:lookup"}
     agent: Any = orchestra(text, tmp_path, tools=tools).make_agent("A", "math")
     assert list(agent.by_name) == ["calculator", "lookup"] and agent.max_rounds == 3 and agent.calls_tools
-    for place, message in {"os": "expected module:function", "os:nothing": "has no attribute", "no_module:x": "No module"}.items():
+    for place, message in {
+        "os": "expected module:function",
+        "os:nothing": "has no attribute",
+        "no_module:x": "No module",
+    }.items():
         with pytest.raises(AgentSystemError, match=message):
             orchestra(text, tmp_path, tools={"lookup": place}).make_agent("A", "math")
     from agent_system import Task
@@ -278,4 +293,6 @@ async def test_special_tokens_of_a_prompt_are_no_tokens(make_team: Play) -> None
     team = make_team(text, {"Solver Agent": ["\\boxed{7}"], "Verifier Agent": ["<verify>approve</verify>"]})
     (episode,) = (await team.collect([Task("t", "Price?", "demo", "7")], 1, step=0)).episodes
     start = make_tokenizer().convert_tokens_to_ids("<|im_start|>")
-    assert list(episode.samples[0].prompt_ids).count(start) == 2, "the message and the reply begin with one each"
+    assert list(episode.samples[0].prompt_ids).count(start) == 2, (
+        "the message and the reply begin with one each"
+    )
