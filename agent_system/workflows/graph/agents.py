@@ -82,7 +82,7 @@ def quoted(quote: Quote | None, entries: Sequence[Entry]) -> str:
         quote.entry.format(
             agent=entry.agent_id, role=entry.agent_id.split()[0], text=entry.text, action=entry.action
         )
-        for entry in entries
+        for entry in entries[-quote.last if quote.last else 0 :]
     )
     return quote.separator.join(texts) or quote.empty
 

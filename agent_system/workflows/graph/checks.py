@@ -123,7 +123,8 @@ def _check_name(name: str, path: KeyPath) -> None:
     if odd or name != name.strip() or not slug(name) or len(name) > _LONGEST_NAME:
         raise _Problem(
             path,
-            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some of a-z and 0-9",
+            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some of a-z and "
+            "0-9",
         )
 
 
@@ -171,7 +172,8 @@ def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> Non
             raise _Problem(
                 where,
                 f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: {', '.join(known_tools)}; a "
-                "function of yours is named on the command line: agent.orchestra.graph.tools.<name>=module:function",
+                "function of yours is named on the command line: "
+                "agent.orchestra.graph.tools.<name>=module:function",
             )
         if name in agent.tools[:position]:
             raise _Problem(where, f"the tool {name!r} is there twice")
@@ -246,12 +248,18 @@ class _Steps:
         self._check_all(spec.do, ("do",), _Scope(fields))
         if idle := [name for name in self.agents if name not in self.called]:
             raise _Problem(("agents", idle[0]), "no step calls it; leave it out")
-        self._check_step_name(spec.return_.of, ("return",), fields)
-        if spec.return_.default is None and spec.return_.of not in _always_run(spec.do):
+        self._check_returned(spec, fields)
+
+    def _check_returned(self, spec: TeamSpec, fields: Collection[str]) -> None:
+        names = spec.return_.of
+        for name in names:
+            self._check_step_name(name, ("return",), fields)
+        if spec.return_.default is None and not _always_run(spec.do) & set(names):
+            steps = ", ".join(names)
             raise _Problem(
                 ("return",),
-                f"the step {spec.return_.of!r} may be left out; write {{of: {spec.return_.of}, default: ''}}, the "
-                "action for that case",
+                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the action for "
+                "that case",
             )
 
     def _declared(self, steps: Sequence[AnyStep], path: KeyPath) -> dict[str, tuple[str, ...] | None]:

@@ -25,7 +25,7 @@ def draw(spec: TeamSpec) -> str:
     stopped: Ends = []
     ends = chart.steps(spec.do, [("begin", "")], stopped)
     chart.arrows([*ends, *stopped], "result")
-    end = f'  result(["{_text(spec.return_.of)}"])'
+    end = f'  result(["{_text(", ".join(spec.return_.of))}"])'
     return "\n".join(["flowchart TD", "  begin([turn])", *chart.lines, end, *chart.links]) + "\n"
 
 

@@ -48,8 +48,8 @@ class GraphOptions:
     def __post_init__(self) -> None:
         if not self.file:
             raise AgentSystemError(
-                "agent.orchestra_type=graph needs the file of a team: agent.orchestra.graph.file=team.yaml, see "
-                "docs/graph.md"
+                "agent.orchestra_type=graph needs the file of a team: agent.orchestra.graph.file=team.yaml, "
+                "see docs/graph.md"
             )
         if self.max_calls < 1:
             raise AgentSystemError(
@@ -163,7 +163,8 @@ class GraphOrchestra(BaseOrchestra):
             names = ", ".join(memory.__name__ for memory in memories)
             raise self.team.source.error(
                 (),
-                f"the classes of its agents remember in different ways ({names}); set memory: none, simple or search",
+                f"the classes of its agents remember in different ways ({names}); set memory: none, simple "
+                "or search",
             )
         return memories[0]
 

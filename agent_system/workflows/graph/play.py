@@ -132,8 +132,10 @@ def compile_team(spec: TeamSpec) -> Callable[[Turn], Awaitable[Any]]:
     async def run(turn: Turn) -> Any:
         state = TurnState(turn, {})
         await play(state)
-        result = state.results.get(returned)
-        return default if result is None else result.action
+        for step in returned:
+            if step in state.results:
+                return state.results[step].action
+        return default
 
     return run
 

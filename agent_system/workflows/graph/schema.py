@@ -1,4 +1,4 @@
-"""The parts of a team file: agents, steps and conditions. What they may refer to is checked in `checks.py`."""
+"""The parts of a team file: agents, steps and conditions. `checks.py` checks what they refer to."""
 
 from __future__ import annotations
 
@@ -73,11 +73,13 @@ class Quote(FilePart):
         entry: template of a reply, with `{agent}`, `{role}` (first word of its name), `{text}`, `{action}`.
         separator: text between replies.
         empty: text where there is no reply.
+        last: number of replies that are quoted, the newest; None: all.
     """
 
     entry: str = "{agent}: {text}"
     separator: str = ""
     empty: str = ""
+    last: int | None = Field(default=None, ge=1)
 
 
 class VerdictAnswer(FilePart):
@@ -142,8 +144,9 @@ def _answer(value: Any) -> Any:
         return value
     if value not in PLAIN_ANSWERS:
         raise _problem(
-            f"no answer {short(value)}{did_you_mean(value, Answer.kinds)}; one of {', '.join(PLAIN_ANSWERS)}, "
-            "or a mapping: {tag: name}, {verdict: name}, {code: [language]}, {choice: [word, word]}"
+            f"no answer {short(value)}{did_you_mean(value, Answer.kinds)}; one of "
+            f"{', '.join(PLAIN_ANSWERS)}, or a mapping: {{tag: name}}, {{verdict: name}}, "
+            "{code: [language]}, {choice: [word, word]}"
         )
     return {value: True}
 
@@ -365,20 +368,24 @@ def _branch(value: Any) -> Any:
 Branch = Annotated[list[Step], Field(min_length=1), BeforeValidator(_branch)]
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class Returned(FilePart):
     """The step whose action is the team's.
 
     Attributes:
-        of: the step.
-        default: the action if the step has not run.
+        of: steps, the first of which that has run it is.
+        default: the action if none has run.
     """
 
-    of: str
+    of: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
     default: str | None = None
 
 
 def _returned(value: Any) -> Any:
-    return {"of": value} if isinstance(value, str) else value
+    return {"of": value} if isinstance(value, str | list) else value
 
 
 class TeamSpec(FilePart):

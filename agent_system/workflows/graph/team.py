@@ -130,7 +130,7 @@ def _renamed(value: Any, agents: Mapping[str, str], steps: Mapping[str, str], ke
     if isinstance(value, dict):
         return {name: _renamed(item, agents, steps, name) for name, item in value.items()}
     if isinstance(value, list):
-        named = key in ("sees", "vote")
+        named = key in ("sees", "vote", "of")
         return [steps.get(item, item) if named else _renamed(item, agents, steps, key) for item in value]
     if not isinstance(value, str):
         return value

@@ -11,17 +11,18 @@ import pytest
 from agent_system.rollout import Collector
 from agent_system.testing import Script, make_tokenizer, scripted_team
 
-PAIR = """\
+QUOTE = 'quote: {entry: "\\n{role}: {text}"}'
+PAIR = f"""\
 team: 1
 agents:
-  Solver Agent:   {prompt: "Solve: {env_prompt}{team_context}", answer: boxed, quote: {entry: "\\n{role}: {text}"}}
-  Verifier Agent: {prompt: "Check: {env_prompt}{team_context}", answer: {verdict: verify}, quote: {entry: "\\n{role}: {text}"}}
+  Solver Agent:   {{prompt: "Solve: {{env_prompt}}{{team_context}}", answer: boxed, {QUOTE}}}
+  Verifier Agent: {{prompt: "Check: {{env_prompt}}{{team_context}}", answer: {{verdict: verify}}, {QUOTE}}}
 do:
   - loop: 2
     do:
-      - {call: Solver Agent, id: s}
-      - {call: Verifier Agent, id: v, unless: {loop: last}}
-      - {stop: {of: v, field: approved}}
+      - {{call: Solver Agent, id: s}}
+      - {{call: Verifier Agent, id: v, unless: {{loop: last}}}}
+      - {{stop: {{of: v, field: approved}}}}
 return: s
 """
 AGENTS = "".join(f"  {name}: {{prompt: '{name}: {{env_prompt}}{{team_context}}'}}\n" for name in "ABC")

@@ -25,13 +25,15 @@ DEEP_CALLS = f"do:\n{NESTED}          - {{call: Solver Agent, id: s}}\n         
 STEPS = PAIR[PAIR.index("do:") : PAIR.index("return")]
 SOLVER = "answer: boxed"
 JSON_TEAM = json.loads(
-    '{"team": 1, "agents": {"A": {"prompt": "{env_prompt}"}}, "do": [{"call": "A", "id": "s"}], "return": "s"}'
+    '{"team": 1, "agents": {"A": {"prompt": "{env_prompt}"}}, "do": [{"call": "A", "id": "s"}], "return": '
+    '"s"}'
 )
 
 # What is written instead of what in PAIR, and what the message says.
 CHANGES = {
     "big file": ("return: s", "return: s" + " # x" * 100_000, r"larger than 256 KiB"),
-    "long prompt": ("Solve: ", "x" * 40_000, r"3:\d+ agents\.Solver Agent\.prompt: a text of 40,0\d\d characters"),
+    "long prompt": ("Solve: ", "x" * 40_000,
+        r"3:\d+ agents\.Solver Agent\.prompt: a text of 40,0\d\d characters"),
     "many steps": (STEPS, "do:\n" + "- {call: Solver Agent}\n" * 300, r"do\[256\]: more than 256 steps"),
     "many values": ("return: s", f"return: [{'1,' * 30_000}]", "more than 20,000 values"),
     "brackets": ("return: s", "return: " + "[" * 100_000, r"11:108: nested more than 100 deep"),
@@ -57,7 +59,8 @@ CHANGES = {
     "plain tag": ("return: s", "return: !!str s", "the tag 'tag:yaml.org,2002:str' is not allowed"),
     "binary": ("return: s", "return: !!binary aGk=", "is not allowed"),
     "merge": ("{prompt: \"Solve", "{<<: {}, prompt: \"Solve", "no such field"),
-    "duplicate key": ("return: s", "return: s\nreturn: v", "12:1 return: the key is there twice, first in line 11"),
+    "duplicate key": ("return: s", "return: s\nreturn: v",
+        "12:1 return: the key is there twice, first in line 11"),
     "duplicate agent": ("do:\n  - loop", "do: []\ndo:\n  - loop", "the key is there twice"),
     "documents": ("return: s", "return: s\n---\nteam: 1", "one document only"),
     "directive": ("team: 1", "%YAML 1.1\n---\nteam: 1", "one document only, without directives"),
@@ -80,27 +83,35 @@ CHANGES = {
     ),
     "like itself": (SOLVER, "like: Solver Agent", "the agent is like itself: Solver Agent -> Solver Agent"),
     "like nobody": (SOLVER, "like: Solver", "no agent 'Solver'; did you mean 'Solver Agent'?"),
-    "equal slugs": ("  Solver Agent: ", "  verifier_agent: ", "is 'verifier_agent' in metrics and folders, as"),
-    "idle agent": ("do:\n  -", "  Idle: {prompt: x}\ndo:\n  -", "agents.Idle: no step calls it; leave it out"),
-    "return of a step that may be left out": ("return: s", "return: v", r"may be left out; write \{of: v, default"),
+    "equal slugs": ("  Solver Agent: ", "  verifier_agent: ", "is 'verifier_agent' in metrics and folders, as"
+        ),
+    "idle agent": ("do:\n  -", "  Idle: {prompt: x}\ndo:\n  -", "agents.Idle: no step calls it; leave it out")
+        ,
+    "return of a step that may be left out": ("return: s", "return: v",
+        r"may be left out; write \{of: \[v\], default"),
     "return of nothing": ("return: s", "return: t", "no step 't' that is known here; steps: s, v"),
-    "attribute": ("Solve: ", "{env_prompt.__class__}", r"prompt: '\{env_prompt.__class__\}' is no plain name"),
+    "attribute": ("Solve: ", "{env_prompt.__class__}", r"prompt: '\{env_prompt.__class__\}' is no plain name")
+        ,
     "number": ("Solve: ", "{0}", r"'\{0\}' is no plain name"),
     "no name": ("Solve: ", "{}", r"'\{\}' is no plain name"),
     "item": ("Solve: ", "{step[0]}", r"'\{step\[0\]\}' is no plain name"),
     "conversion": ("Solve: ", "{step!r}", r"'\{step!r\}' is no plain name"),
     "width": ("Solve: ", "{step:>9999999}", r"'\{step:>9999999\}' is no plain name"),
     "nested width": ("Solve: ", "{step:{step}}", "is no plain name"),
-    "open brace": ("{team_context}\", answer: boxed", "{team_context\", answer: boxed", "the template is malformed"),
+    "open brace": ("{team_context}\", answer: boxed", "{team_context\", answer: boxed",
+        "the template is malformed"),
     "closing brace": ("Solve: ", "}", "the template is malformed"),
-    "unknown variable": ("{env_prompt}", "{env_promt}", "no variable '{env_promt}'; did you mean 'env_prompt'"),
+    "unknown variable": ("{env_prompt}", "{env_promt}", "no variable '{env_promt}'; did you mean 'env_prompt'"
+        ),
     "attribute in a quote": ("{role}", "{text.__class__}", "is no plain name"),
     "variable in a quote": ("{role}", "{env_prompt}", "no variable '{env_prompt}'"),
     "role by path": (SOLVER, "class: agent_system.workflows.math.team:SolverAgent", "is no registered class"),
     "role by file": (SOLVER, "class: /etc/passwd", "is no registered class"),
     "role of a file": (SOLVER, "class: graph/Solver Agent", "is no registered class"),
-    "field of a class": (SOLVER, "class: math/Solver Agent", "quote: belongs to the class 'math/Solver Agent'"),
-    "tool by path": (SOLVER, "tools: ['os:system']", "tools.0.: no tool 'os:system'; known: calculator, python"),
+    "field of a class": (SOLVER, "class: math/Solver Agent", "quote: belongs to the class 'math/Solver Agent'"
+        ),
+    "tool by path": (SOLVER, "tools: ['os:system']",
+        "tools.0.: no tool 'os:system'; known: calculator, python"),
     "tool twice": (SOLVER, "tools: [python, python]", "the tool 'python' is there twice"),
     "nan": ("loop: 2", "loop: nan", "expected a whole number, found 'nan'"),
     "dot nan": ("loop: 2", "loop: .nan", "expected a whole number, found '.nan'"),
@@ -114,25 +125,34 @@ CHANGES = {
     "none": ("loop: 2", "loop: 0", "it should be greater than or equal to 1, found 0"),
     "below zero": ("loop: 2", "loop: -1", "it should be greater than or equal to 1, found -1"),
     "no steps": (STEPS, "do: []\n", "do: it should have at least 1 item"),
-    "no step": ("{call: Solver Agent, id: s}", "Solver Agent", r"do\[0\]\.do\[0\]: expected a step, a mapping"),
-    "two kinds": ("{call: Solver Agent, id: s}", "{call: Solver Agent, vote: s}", "expected a step, a mapping"),
+    "no step": ("{call: Solver Agent, id: s}", "Solver Agent", r"do\[0\]\.do\[0\]: expected a step, a mapping"
+        ),
+    "two kinds": ("{call: Solver Agent, id: s}", "{call: Solver Agent, vote: s}", "expected a step, a mapping"
+        ),
     "unknown field": ("id: v,", "di: v,", r"9:32 do\[0\]\.do\[1\]\.di: no such field; did you mean 'id'"),
-    "spawn": ("{call: Solver Agent, id: s}", "{spawn: {of: s}}", "spawn: spawn is not there yet; use call, loop"),
+    "spawn": ("{call: Solver Agent, id: s}", "{spawn: {of: s}}",
+        "spawn: spawn is not there yet; use call, loop"),
     "id twice": ("id: v,", "id: s,", r"do\[0\]\.do.*: the step 's' is there twice"),
     "id with blanks": ("id: v,", "id: a b,", "cannot be a name: letters, digits, _ and -"),
-    "unknown field of a step": ("field: approved", "field: aproved", "has no field 'aproved'; did you mean 'approved'"),
+    "unknown field of a step": ("field: approved", "field: aproved",
+        "has no field 'aproved'; did you mean 'approved'"),
     "condition on an action": (", field: approved", "", "a condition on an action needs a comparison"),
     "two comparisons": ("field: approved", "is: a, in: [b]", "one comparison at most"),
     "a list to compare": ("field: approved", "is: [a]", "is: expected a text, a number, true, false or null"),
-    "two conditions": ("{of: v, field: approved}", "{of: v, loop: last}", "must have exactly one of of, observation, loop"),
-    "stop if yes": ("{stop: {of: v, field: approved}}", "{stop: yes}", "stop: expected a condition, or always"),
-    "vote without n": ("{call: Solver Agent, id: s}", "{vote: Solver Agent, id: s}", "needs n, the number of calls"),
-    "vote of one": ("{call: Solver Agent, id: s}", "{vote: Solver Agent, n: 1, id: s}", "greater than or equal to 2"),
+    "two conditions": ("{of: v, field: approved}", "{of: v, loop: last}",
+        "must have exactly one of of, observation, loop"),
+    "stop if yes": ("{stop: {of: v, field: approved}}", "{stop: yes}", "stop: expected a condition, or always"
+        ),
+    "vote without n": ("{call: Solver Agent, id: s}", "{vote: Solver Agent, id: s}",
+        "needs n, the number of calls"),
+    "vote of one": ("{call: Solver Agent, id: s}", "{vote: Solver Agent, n: 1, id: s}",
+        "greater than or equal to 2"),
     "unknown answer": (SOLVER, "answer: boxd", "no answer 'boxd'; did you mean 'boxed'"),
     "two answers": (SOLVER, "answer: {tag: a, choice: [a, b]}", "answer must have exactly one of"),
     "a tag that is none": (SOLVER, "answer: {tag: 'a.*b'}", "cannot be a tag: letters, digits, _ and -"),
     "one choice": (SOLVER, "answer: {choice: [yes]}", "should have at least 2 items"),
-    "no prompt": ('prompt: "Solve: {env_prompt}{team_context}", ', "", "it has no prompt, and no class that has one"),
+    "no prompt": ('prompt: "Solve: {env_prompt}{team_context}", ', "",
+        "it has no prompt, and no class that has one"),
     "options without a class": (SOLVER, "options: {a: 1}", "are of a class; this agent has none"),
     "no mapping": (PAIR, "- 1", "expected a mapping with team, agents, do and return"),
     "empty": (PAIR, "", "it is empty"),
@@ -257,7 +277,8 @@ def test_what_is_no_file_is_refused_in_one_line(kind: str, tmp_path: Path) -> No
         ("class: os/system", "team.yaml:3:7 agents.A.class: no workflow 'os'; workflows: code, farama, math"),
         ("class: gateway/A", "is no registered class"),
         ("class: math/Solver", "agents.A.class: no agent named 'Solver' for orchestra 'math'"),
-        ("class: math/Solver Agent, options: {max_lop_num: 1}", "agents.A.options: agent.orchestra.math.max_lop_num"),
+        ("class: math/Solver Agent, options: {max_lop_num: 1}",
+            "agents.A.options: agent.orchestra.math.max_lop_num"),
         ("class: math/Solver Agent, options: {max_loop_num: true}", "must be int, found True"),
         ("prompt: x, tools: [search]", "no tool 'search'"),
     ],
@@ -275,9 +296,11 @@ def test_a_refused_file_imports_nothing() -> None:
     program = (
         "import sys; from agent_system.workflows.graph import GraphOptions, GraphOrchestra\n"
         "import pathlib, tempfile; p = pathlib.Path(tempfile.mkdtemp()) / 'team.yaml'\n"
-        "p.write_text('team: 1\\nagents:\\n  A: {class: antigravity/A}\\ndo:\\n- {call: A, id: s}\\nreturn: s\\n')\n"
+        "p.write_text('team: 1\\nagents:\\n  A: {class: antigravity/A}\\ndo:\\n- {call: A, id: s}\\nreturn: "
+        "s\\n')\n"
         "try: GraphOrchestra(GraphOptions(str(p)))\n"
-        "except Exception as e: print(type(e).__name__, 'antigravity' in sys.modules, 'torch' in sys.modules)\n"
+        "except Exception as e: print(type(e).__name__, 'antigravity' in sys.modules, 'torch' in "
+        "sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True

@@ -56,7 +56,8 @@ class GraphWorld(BaseEnv):
     def look(self) -> Observation:
         info = {
             "max_moves": 3, "rules": "Push.", "interface": "Print.", "form": "", "proposal": f"p{self.turn}",
-            "last": {"reasoner": "1", "tool": ""} if self.turn else {}, "program": "print(1)" if self.turn else "",
+            "last": {"reasoner": "1", "tool": ""} if self.turn else {}, "program": "print(1)" if self.turn
+                else "",
             "mismatches": [{"given": "1", "expected": "2", "found": "3"}] * self.turn,
         }  # fmt: skip
         return Observation(f"{self.task.prompt} turn {self.turn}", info)

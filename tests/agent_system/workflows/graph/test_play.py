@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.rollout import CollectResult
 from agent_system.workflows.graph import Team
 from agent_system.workflows.graph.play import elect
+from agent_system.workflows.math import MathEnv
 from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
@@ -58,19 +60,27 @@ def read(result: CollectResult) -> dict[str, str]:
     [
         ("- {call: A, id: s}\n- {call: B}\n- {call: C}", "A0 B0 C0"),
         ("- {loop: 2, do: [{call: A, id: s}, {call: B}, {call: C}]}", "A0 B0 C0 A1 B1 C1"),
-        ("- {loop: 3, do: [{call: A, id: s}, {call: B, unless: {loop: first}}, {call: C, unless: {loop: last}}]}", "A0 C0 A1 B0 C1 A2 B1"),
-        ("- {call: A, id: s}\n- if: {of: s, is: A0}\n  do: [{call: B}]\n  else: [{call: C}]\n- {loop: 1, do: [{call: C}]}", "A0 B0 C0"),
+        ("- {loop: 3, do: [{call: A, id: s}, {call: B, unless: {loop: first}}, {call: C, unless: {loop: "
+            "last}}]}", "A0 C0 A1 B0 C1 A2 B1"),
+        ("- {call: A, id: s}\n- if: {of: s, is: A0}\n  do: [{call: B}]\n  else: [{call: C}]\n- {loop: 1, do: "
+            "[{call: C}]}", "A0 B0 C0"),
         ("- {call: A, id: s}\n- if: {of: s, is: A1}\n  do: [{call: B}]\n  else: [{call: C}]", "A0 C0"),
-        ("- {loop: 5, do: [{call: A, id: s}, {stop: {of: s, in: [A1, A2]}}, {call: B}]}\n- {call: C}", "A0 B0 A1 C0"),
+        ("- {loop: 5, do: [{call: A, id: s}, {stop: {of: s, in: [A1, A2]}}, {call: B}]}\n- {call: C}",
+            "A0 B0 A1 C0"),
         ("- {call: A, id: s}\n- {stop: {of: s, is: A0}}\n- {call: B}\n- {call: C}", "A0"),
-        ("- {loop: 2, do: [{loop: 2, do: [{call: A, id: s}, {stop: always}]}, {call: B}]}\n- {call: C}", "A0 B0 A1 B1 C0"),
-        ("- {loop: 3, do: [{call: A, id: s}, {if: {of: s, is: A1}, do: [{call: B}, {stop: always}]}]}\n- {call: C}", "A0 A1 B0 C0"),
-        ("- {loop: 2, do: [{call: A, id: s}, {call: B, id: b, unless: {of: b, is: B0}}, {call: C}]}", "A0 B0 C0 A1 C1"),
+        ("- {loop: 2, do: [{loop: 2, do: [{call: A, id: s}, {stop: always}]}, {call: B}]}\n- {call: C}",
+            "A0 B0 A1 B1 C0"),
+        ("- {loop: 3, do: [{call: A, id: s}, {if: {of: s, is: A1}, do: [{call: B}, {stop: always}]}]}\n- "
+            "{call: C}", "A0 A1 B0 C0"),
+        ("- {loop: 2, do: [{call: A, id: s}, {call: B, id: b, unless: {of: b, is: B0}}, {call: C}]}",
+            "A0 B0 C0 A1 C1"),
         ("- {parallel: [{call: A, id: s}, [{call: B}, {call: C}]]}", "A0 B0 C0"),
-        ("- {parallel: [[{call: A, id: s}, {call: A}], [{call: B}, {call: B}]]}\n- {call: C}", "A0 B0 A1 B1 C0"),
+        ("- {parallel: [[{call: A, id: s}, {call: A}], [{call: B}, {call: B}]]}\n- {call: C}",
+            "A0 B0 A1 B1 C0"),
         ("- {parallel: [{call: A, id: s}, {parallel: [[{call: B}, {call: B}], {call: C}]}]}", "A0 B0 C0 B1"),
         ("- {parallel: [{vote: A, n: 2, id: s}, [{call: B}, {call: C}]]}", "A0 A1 B0 C0"),
-        ("- {parallel: [{loop: 2, do: [{call: A, id: s}, {stop: {of: s, is: A0}}]}, [{call: B}, {call: C}]]}", "A0 B0 C0"),
+        ("- {parallel: [{loop: 2, do: [{call: A, id: s}, {stop: {of: s, is: A0}}]}, [{call: B}, {call: C}]]}",
+            "A0 B0 C0"),
     ],
 )  # fmt: skip
 async def test_agents_are_called_in_the_order_of_the_steps(
@@ -102,7 +112,8 @@ async def test_a_judge_of_a_vote_reads_its_candidates(make_team: Play) -> None:
 @pytest.mark.parametrize(
     ("answers", "judge", "action"),
     [
-        ("7 8 7", None, "7"), ("8 7 7", None, "7"), ("8 7", None, "8"), ("x x 7", None, "7"), ("x y", None, ""),
+        ("7 8 7", None, "7"), ("8 7 7", None, "7"), ("8 7", None, "8"), ("x x 7", None, "7"), ("x y", None, ""
+            ),
         ("8 7 7", "1", "8"), ("8 7 7", "8", "8"), ("8 7 7", "9", "7"), ("8 7 7", "0", "7"),
         ("8 7 7", "no", "7"), ("8 x 7", "2", ""),
     ],
@@ -131,7 +142,8 @@ async def test_a_vote_is_the_action_of_the_team(make_team: Play) -> None:
 
 async def test_a_vote_of_steps_leaves_out_those_that_have_not_run(make_team: Play) -> None:
     steps = (
-        "- {call: A, id: a}\n- {call: A, id: b, unless: {of: a, is: A0}}\n- {call: B, id: c}\n- {call: C, id: d}\n"
+        "- {call: A, id: a}\n- {call: A, id: b, unless: {of: a, is: A0}}\n- {call: B, id: c}\n- {call: C, "
+        "id: d}\n"
         "- {vote: [b, c, d], id: s}"
     )
     replies = agents_of(team(steps)) | {"B": lambda *_: "C0"}
@@ -149,10 +161,13 @@ async def test_a_default_is_returned_for_a_step_that_has_not_run(make_team: Play
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [
-        ("{of: a, is: '7'}", True), ("{of: a, is: 7}", True), ("{of: a, is: 7.0}", True), ("{of: a, is: true}", False),
+        ("{of: a, is: '7'}", True), ("{of: a, is: 7}", True), ("{of: a, is: 7.0}", True), ("{of: a, is: true}"
+            , False),
         ("{of: a, in: [6, 7]}", True), ("{of: a, below: 7}", False), ("{of: a, below: 7.5}", True),
-        ("{of: a, above: 6}", True), ("{of: a, field: valid}", True), ("{of: a, field: valid, is: true}", True),
-        ("{of: a, field: valid, is: 1}", False), ("{of: later, is: 7}", False), ("{observation: nothing}", False),
+        ("{of: a, above: 6}", True), ("{of: a, field: valid}", True), ("{of: a, field: valid, is: true}", True
+            ),
+        ("{of: a, field: valid, is: 1}", False), ("{of: later, is: 7}", False), ("{observation: nothing}",
+            False),
         ("{observation: nothing, is: null}", False), ("{observation: anchor, is: here}", True),
         ("{observation: moves, above: 2}", True), ("{observation: moves, is: '3'}", False),
         ("{observation: over}", False), ("{observation: over, is: false}", True),
@@ -161,22 +176,13 @@ async def test_a_default_is_returned_for_a_step_that_has_not_run(make_team: Play
 async def test_conditions(
     make_team: Play, condition: str, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agent_system import Observation
-    from agent_system.workflows.math import MathEnv
-
     info = {"anchor": "here", "moves": 3, "over": False}
-    monkeypatch.setattr(
-        MathEnv,
-        "reset",
-        lambda self, task: (
-            setattr(self, "_truth", "7")
-            or setattr(self, "_graded", {})
-            or setattr(self, "_solutions", [])
-            or setattr(self, "_judgements", [])
-            or Observation("What?", info)
-        ),
+    reset = MathEnv.reset
+    monkeypatch.setattr(MathEnv, "reset", lambda env, task: replace(reset(env, task), info=info))
+    steps = (
+        f"- {{call: A, id: a}}\n- if: {condition}\n  do: [{{call: B}}]\n  else: [{{call: C}}]\n"
+        "- {call: A, id: later}"
     )
-    steps = f"- {{call: A, id: a}}\n- if: {condition}\n  do: [{{call: B}}]\n  else: [{{call: C}}]\n- {{call: A, id: later}}"
     result = await play(
         make_team, team(steps, "later"), replies=agents_of(team(steps, "later")) | {"A": lambda *_: "7"}
     )
@@ -187,7 +193,8 @@ async def test_a_field_that_a_class_does_not_have_costs_the_episode_and_names_it
     make_team: Play,
 ) -> None:
     text = (
-        "team: 1\nagents:\n  A: {class: math/Verifier Agent, options: {prompt_style: short}}\ndo:\n- {call: A, id: s}\n"
+        "team: 1\nagents:\n  A: {class: math/Verifier Agent, options: {prompt_style: short}}\ndo:\n- {call: "
+        "A, id: s}\n"
         "- {stop: {of: s, field: enough}}\nreturn: s\n"
     )
     result = await play(make_team, text, replies={"A": ["x"]}, max_failure_rate=1.0)

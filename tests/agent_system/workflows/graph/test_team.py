@@ -43,7 +43,8 @@ def orchestra(text: str, folder: Path, **options: Any) -> GraphOrchestra:
 
 def test_there_is_a_file_for_every_built_in_team() -> None:
     assert [str(f.relative_to(f.parents[1])) for f in FILES] == [
-        "code/team.yaml", "math/team.yaml", "math/team_short.yaml", "math_tool/team.yaml", "plan_path/team.yaml",
+        "code/team.yaml", "lookup/team.yaml", "math/team.yaml", "math/team_short.yaml", "math_tool/team.yaml",
+            "plan_path/team.yaml",
         "search/team.yaml", "sokoban/team.yaml", "sudoku/team.yaml",
     ]  # fmt: skip
 
@@ -61,7 +62,8 @@ def test_a_saved_team_is_the_same_team(file: Path, suffix: str, tmp_path: Path) 
 
 TEXTS = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), include_characters="\n\t")),
-    st.sampled_from(["yes", "~", "null", "012", "1e3", "1:30", "-0", "0x1f", ".inf", "=", "<<", "2001-01-01", "&a", " x\n", "x\n "]),
+    st.sampled_from(["yes", "~", "null", "012", "1e3", "1:30", "-0", "0x1f", ".inf", "=", "<<", "2001-01-01",
+        "&a", " x\n", "x\n "]),
     st.from_regex(r"-?[0-9]{1,3}(\.[0-9]{1,2})?([eE][+-]?[0-9]{1,2})?", fullmatch=True),
 )  # fmt: skip
 VALUES = st.recursive(
@@ -81,9 +83,11 @@ def test_every_value_of_json_types_is_read_as_it_is_written(value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("yes", "yes"), ("no", "no"), ("on", "on"), ("~", "~"), ("012", "012"), ("1:30", "1:30"), ("0x1f", "0x1f"),
+        ("yes", "yes"), ("no", "no"), ("on", "on"), ("~", "~"), ("012", "012"), ("1:30", "1:30"), ("0x1f",
+            "0x1f"),
         ("1_000", "1_000"), ("2001-01-01", "2001-01-01"), (".inf", ".inf"), ("True", "True"), ("true", True),
-        ("null", None), ("", None), ("-1", -1), ("1e3", 1000.0), ("1.5", 1.5), ("'1'", "1"), ("+1", "+1"), ("=", "="),
+        ("null", None), ("", None), ("-1", -1), ("1e3", 1000.0), ("1.5", 1.5), ("'1'", "1"), ("+1", "+1"), (
+            "=", "="),
     ],
 )  # fmt: skip
 def test_plain_words_are_read_as_json_types_only(text: str, value: Any) -> None:
@@ -95,7 +99,8 @@ SAME = {
     "comments": PAIR.replace("\ndo:", "\n# a comment\ndo:"),
     "order of keys": PAIR.replace("{call: Solver Agent, id: s}", "{id: s, call: Solver Agent}"),
     "names of steps": PAIR.replace("id: s}", "id: solution}").replace("return: s", "return: solution"),
-    "order of agents": PAIR.replace(PAIR.splitlines(True)[2], "").replace("do:\n", PAIR.splitlines(True)[2] + "do:\n", 1),
+    "order of agents": PAIR.replace(PAIR.splitlines(True)[2], "").replace("do:\n", PAIR.splitlines(True)[2] +
+        "do:\n", 1),
     "a default said": PAIR.replace("{verdict: verify}", "{verdict: {tag: verify, fallback: reject}}"),
 }  # fmt: skip
 OTHER = {
@@ -137,14 +142,16 @@ def test_names_of_agents_do_not_count_where_no_prompt_shows_them() -> None:
 def test_the_chart_shows_every_step() -> None:
     text = (
         f"team: 1\nagents:\n{AGENTS}do:\n- {{vote: A, n: 3, id: a, best: B}}\n"
-        '- if: {of: a, is: "<\\"x\\">"}\n  do: [{call: C}]\n  else: [{stop: always}]\n- parallel: [{call: B}, {call: C}]\n'
+        '- if: {of: a, is: "<\\"x\\">"}\n  do: [{call: C}]\n  else: [{stop: always}]\n- parallel: [{call: '
+        "B}, {call: C}]\n"
         "- {loop: 2, do: [{call: A}, {stop: {loop: last}}]}\nreturn: a\n"
     )
     lines = Team.parse(text).mermaid().splitlines()
     assert lines[0] == "flowchart TD"
     for line in (
         '  n0[["vote: 3 x A, best by B"]]', '  n1{"a.action is &lt;&quot;x&quot;&gt;"}', '  n2["C"]',
-        '  n3[/"at the same time"/]', '  n6{{"at most 2 times"}}', '  n8{"last round"}', '  n1 -->|"no"| result',
+        '  n3[/"at the same time"/]', '  n6{{"at most 2 times"}}', '  n8{"last round"}',
+            '  n1 -->|"no"| result',
         '  n8 -->|"stop"| result', '  n8 -->|"no"| n6',
     ):  # fmt: skip
         assert line in lines, "\n".join(lines)
@@ -163,7 +170,8 @@ def test_like_takes_what_the_agent_does_not_say_itself() -> None:
 @pytest.mark.parametrize(
     ("agent_ids", "message"),
     [
-        (["Solver Agent"], "agent.agent_ids lacks Verifier Agent; set agent.agent_ids='[Solver Agent,Verifier Agent]'"),
+        (["Solver Agent"],
+            "agent.agent_ids lacks Verifier Agent; set agent.agent_ids='[Solver Agent,Verifier Agent]'"),
         ([], "lacks Solver Agent, Verifier Agent; set"),
         (["Solver Agent", "Verifier Agent", "C"], "agent.agent_ids has C, which the file has not; set"),
         (["C"], "lacks Solver Agent, Verifier Agent and has C, which the file has not; set"),
@@ -248,10 +256,12 @@ def test_equal_votes_are_warned_of(make_team: Play, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("answer", "reply", "action", "valid"),
     [
-        ("text", " x ", "x", True), ("number", "3 or 1,000", "1000", True), ("{tag: plan}", "<plan>a</plan>", "a", True),
+        ("text", " x ", "x", True), ("number", "3 or 1,000", "1000", True), ("{tag: plan}", "<plan>a</plan>",
+            "a", True),
         ("python", "```python\nx\n```", "x", True), ("{code: [sql]}", "```sql\nx\n```", "x", True),
         ("{code: []}", "```\nx\n```", "x", True), ("{verdict: v}", "<v>approve</v>", "approve", True),
-        ("{verdict: v}", "no", "", False), ("{verdict: {tag: v, approve: [ok], reject: [bad]}}", "<v>ok</v>", "approve", True),
+        ("{verdict: v}", "no", "", False), ("{verdict: {tag: v, approve: [ok], reject: [bad]}}", "<v>ok</v>",
+            "approve", True),
         ("{choice: [Left, Right, Right on]}", "left, no: RIGHT on!", "Right on", True),
         ("{choice: [a.b, c]}", "axb", "", False), ("{choice: [A, B]}", "Both", "", False),
         ("{choice: [A, B]}", "<think>A</think> B", "B", True),
@@ -265,7 +275,8 @@ def test_answers(answer: str, reply: str, action: str, valid: bool, tmp_path: Pa
 
 async def test_tools_are_those_that_the_command_line_names(make_team: Play, tmp_path: Path) -> None:
     text = (
-        "team: 1\nagents:\n  A: {prompt: '{env_prompt}', answer: boxed, tools: [calculator, lookup], max_rounds: 3}\n"
+        "team: 1\nagents:\n  A: {prompt: '{env_prompt}', answer: boxed, tools: [calculator, lookup], "
+        "max_rounds: 3}\n"
         "do:\n- {call: A, id: s}\nreturn: s\n"
     )
     tools = {"lookup": f"{__name__}:lookup"}
