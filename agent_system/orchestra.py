@@ -52,7 +52,6 @@ class BaseOrchestra(ABC):
             Options may change it per object.
         uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the length of
             these.
-        names_agents: its options name its agents: `check_names` and `make_agent` are overridden.
         config: the options of this run.
     """
 
@@ -61,7 +60,6 @@ class BaseOrchestra(ABC):
     memory_class: type[Memory] = SimpleMemory
     uses_sandbox: bool = False
     uses_prompts: ClassVar[bool] = True
-    names_agents: ClassVar[bool] = False
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
@@ -85,19 +83,11 @@ class BaseOrchestra(ABC):
             AgentSystemError: naming what is not supported.
         """
 
-    def check_names(self, agent_ids: Sequence[str]) -> None:  # noqa: B027 - the class lists them
-        """Raise AgentSystemError unless `agent.agent_ids` are the agents of this workflow; for one whose
-        options name its agents.
-        """
+    def make_agent(self, agent_id: str, env_name: str) -> BaseAgent | None:  # noqa: B027 - as check
+        """Return an agent that the options describe; None for one whose class is registered."""
 
-    def make_agent(self, agent_id: str, env_name: str) -> BaseAgent | None:
-        """Return an agent that is none of the registry's; None, the default: it is registered."""
-        return None
-
-    def check_sampling(self, temperatures: Mapping[str, Sequence[float]]) -> None:  # noqa: B027 - any will do
-        """Warn of temperatures, by agent in training and in validation, with which calls would be of no
-        use.
-        """
+    def check_agents(self, temperatures: Mapping[str, Sequence[float]]) -> None:  # noqa: B027 - as check
+        """Reject, or warn of, names of agents and their temperatures in training and in validation."""
 
     async def play_episode(self, episode: Episode) -> None:
         """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides

@@ -137,17 +137,6 @@ RewardManagerRegistry: ClassRegistry[RewardManager] = ClassRegistry(
 )
 
 
-def make_agent(orchestra: BaseOrchestra, orchestra_type: str, agent_id: str, env_name: str) -> BaseAgent:
-    """Return an agent of a run: the orchestra's own, else one of its registered class.
-
-    Raises AgentSystemError for a name that neither has.
-    """
-    agent = orchestra.make_agent(agent_id, env_name)
-    if agent is not None:
-        return agent
-    return AgentRegistry.get(agent_id, orchestra=orchestra_type, env=env_name)(agent_id, orchestra.config)
-
-
 def built_in_workflows() -> list[str]:
     """Return the names of the built-in workflow packages, imported or not."""
     package = importlib.import_module(_WORKFLOWS)

@@ -20,26 +20,19 @@ class TurnOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """Where a call stands among the steps of a workflow, for one whose calls do not all read all replies.
-
-    Attributes:
-        step: name of the step, under which its reply stands in the team context.
-        sees: steps whose replies the call's prompt shows; None: all replies and notes.
+    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies whose
+    `step` is in `sees`, None: all and the notes; the call's own reply has `step`.
     """
 
+    variables: Mapping[str, Any]
     step: str = ""
     sees: frozenset[str] | None = None
-
-
-ANYWHERE = CallContext()
 
 
 class Sampler(Protocol):
     """Sampling of a call's reply: one sample, or a choice among several tried on forks of the environment."""
 
-    async def __call__(
-        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
-    ) -> Projection: ...
+    async def __call__(self, turn: Turn, agent_id: str, context: CallContext) -> Projection: ...
 
 
 class Turn:
@@ -75,7 +68,12 @@ class Turn:
     @property
     def entries(self) -> list[Entry]:
         """Replies and notes so far, in call order."""
-        return [e for e in self._entries if e is not None]
+        return self.seen(None)
+
+    def seen(self, sees: frozenset[str] | None) -> list[Entry]:
+        """Return the entries that a call shows, see `CallContext`."""
+        entries = zip(self._entries, self._steps, strict=True)
+        return [e for e, step in entries if e is not None and (sees is None or step in sees)]
 
     @property
     def team_context(self) -> str:
@@ -93,40 +91,27 @@ class Turn:
         Raises:
             TurnOver: the environment has already ended the episode.
         """
-        return await self.call(agent_id, variables)
+        return await self.call(agent_id, CallContext(variables))
 
-    async def call(
-        self, agent_id: str, variables: Mapping[str, Any], context: CallContext = ANYWHERE
-    ) -> Projection:
-        """Call an agent like `act`, as a step of a workflow."""
+    async def call(self, agent_id: str, context: CallContext) -> Projection:
+        """Call an agent like `act`, as a step of a workflow whose calls do not all read all replies."""
         if self.done:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {self.step}"
             )
-        return await self._sampler(self, agent_id, variables, context)
+        return await self._sampler(self, agent_id, context)
 
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
-        self._entries.append(Entry(speaker, text))
-        self._steps.append("")
+        self.record(self.reserve(), Entry(speaker, text))
 
     def reserve(self, step: str = "") -> int:
         """Reserve a place in the team context for a call that starts now, so that the order does not depend
-        on the order of replies; `step` as in `CallContext`.
+        on the order of replies.
         """
         self._entries.append(None)
         self._steps.append(step)
         return len(self._entries) - 1
-
-    def seen(self, context: CallContext) -> list[Entry]:
-        """Return the replies and notes so far that a call's prompt shows, in call order."""
-        if context.sees is None:
-            return self.entries
-        return [
-            entry
-            for entry, step in zip(self._entries, self._steps, strict=True)
-            if entry is not None and step in context.sees
-        ]
 
     def record(self, place: int, entry: Entry) -> None:
         """Fill a reserved place."""

@@ -32,8 +32,8 @@ API = {
 }  # fmt: skip
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = (
-    "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit", "algorithms",
-    "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates", "sandbox",
+    "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit",
+    "algorithms", "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates", "sandbox",
     "architecture", "config",
 )  # fmt: skip
 MORE = ("features", "upstream_map", "testing", "contributing")

@@ -16,8 +16,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
 from agent_system.launch.env_workers import check_cpus
 from agent_system.options import build_options
-from agent_system.orchestra import BaseOrchestra
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins, make_agent
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
 from agent_system.rollout import TooManyFailuresError
 from agent_system.sandbox import configure
 from agent_system.task import task_from_row
@@ -71,11 +70,8 @@ def check_team(config: RunConfig) -> None:
     """
     config.agent.plugins = load_plugins(config.agent.plugins)
     orchestra = OrchestraRegistry.get(config.agent.orchestra_type, env=config.env.env_name)
-    if orchestra.names_agents:
-        build_orchestra(config).check_names(config.agent.agent_ids)
-    else:
-        for agent_id in (*config.agent.agent_ids, *orchestra.agents):
-            AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
+    for agent_id in (*config.agent.agent_ids, *orchestra.agents):
+        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
     missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
     if missing:
         raise AgentSystemError(
@@ -105,8 +101,12 @@ def start_sandbox(config: RunConfig) -> None:
     """
     sandbox = config.sandbox
     team = config.agent.orchestra_type
-    orchestra = build_orchestra(config)
-    agents = [_class_of(name, orchestra, config) for name in config.agent.agent_ids]
+    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(
+        orchestra_options(config.agent, config.gateway), team
+    )
+    agents = [
+        AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids
+    ]
     cls = EnvRegistry.get(config.env.env_name)
     env = cls(build_options(cls.config_class, config.env.params, "env.params"))
     if env.uses_sandbox or orchestra.uses_sandbox or any(a.calls_tools and _runs_programs(a) for a in agents):
@@ -121,21 +121,6 @@ def start_sandbox(config: RunConfig) -> None:
             f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
             f"with the options of agent.orchestra.{team} the agents write none"
         )
-
-
-def build_orchestra(config: RunConfig) -> BaseOrchestra:
-    """Return the orchestra of a run. Raise AgentSystemError for its options."""
-    team = config.agent.orchestra_type
-    return OrchestraRegistry.get(team, env=config.env.env_name).from_options(
-        orchestra_options(config.agent, config.gateway), team
-    )
-
-
-def _class_of(agent_id: str, orchestra: BaseOrchestra, config: RunConfig) -> type[BaseAgent]:
-    team = config.agent.orchestra_type
-    if orchestra.names_agents:
-        return type(make_agent(orchestra, team, agent_id, config.env.env_name))
-    return AgentRegistry.get(agent_id, orchestra=team, env=config.env.env_name)
 
 
 def _runs_programs(agent: type[BaseAgent]) -> bool:

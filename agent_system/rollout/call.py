@@ -149,11 +149,6 @@ class Call:
     own_sampling: SamplingParams | None = None
 
     @property
-    def role(self) -> str:
-        """Name of the agent for the environment."""
-        return self.runtime.agent.acts_as or self.agent_id
-
-    @property
     def sampling(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return self.own_sampling or self.spec.sampling_of(self.runtime.binding)

@@ -18,7 +18,7 @@ from agent_system.memory import Memory, SummaryMemory
 from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.registry import EnvRegistry, OrchestraRegistry, make_agent
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.reward import MODEL_COUNTS, assign_rewards
 from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
@@ -152,6 +152,9 @@ class Collector:
             from agent_system.rollout.tree import check_tree_env  # of tree sampling alone
 
             check_tree_env(env.cls, settings.reward)
+        orchestra.check_agents(
+            {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
+        )
         missing = [a for a in orchestra.agents if a not in bindings]
         if missing:
             raise AgentSystemError(
@@ -159,9 +162,6 @@ class Collector:
                 f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
             )
         orchestra.check(agents, env.make, forks=settings.tree is not None)
-        orchestra.check_sampling(
-            {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
-        )
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
                 f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an "
@@ -222,7 +222,11 @@ class Collector:
         orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(
             orchestra_options, orchestra_type
         )
-        agents = {name: make_agent(orchestra, orchestra_type, name, env_name) for name in bindings}
+        agents = {
+            name: orchestra.make_agent(name, env_name)
+            or AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
+            for name in bindings
+        }
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
         return cls(orchestra, agents, env, bindings, settings, workers, reward_model)

@@ -64,7 +64,7 @@ class EpisodeRunner:
         self.clock = EpisodeClock(settings.episode_timeout_s, settings.call_timeout_s)
         self._samples: list[Sample] = []
         self._roles = {name: runtime.agent.acts_as or name for name, runtime in runtimes.items()}
-        self._ledger = Ledger(env.name, self._check_role)
+        self._ledger = Ledger(env.name, lambda role: role in self._roles.values() or self._runtime_of(role))
         self._info: dict[str, Any] = {}
         self._callers: dict[int, str] = {}
         self._over = self.abandoned = False
@@ -266,21 +266,18 @@ class EpisodeRunner:
                 f"{agent_id} was called after the environment ended the episode in turn {turn.step}"
             )
         callers = self._callers
-        spec = self.spec
         heard = self._replies
         runtime = self._agents.now(agent_id)
         numbers = [self._number(agent_id) for _ in range(n)]
         self._ledger.unheard.update((turn.step, number) for number in numbers)
         places = [turn.reserve() for _ in numbers]
         parts = seed or (turn.step, numbers[0], 0)
-        call_seed = stable_seed(
-            self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, agent_id, *parts
-        )
+        call_seed = self._seed(agent_id, *parts)
         call_seed = call_seed if also is None else stable_seed(call_seed, "client", also)
         observation = await self._observation(agent_id, turn)
         calls = [
             Call(
-                spec,
+                self.spec,
                 agent_id,
                 runtime,
                 turn.step,
@@ -313,9 +310,8 @@ class EpisodeRunner:
 
     async def _observation(self, agent_id: str, turn: Turn) -> Observation:
         """Return what an agent sees in a turn."""
-        if not self._env.has_observe:
-            return turn.observation
-        return await self._env.observation("observe", self._roles[agent_id])
+        role = self._roles[agent_id]
+        return await self._env.observation("observe", role) if self._env.has_observe else turn.observation
 
     async def _take_in(
         self,
@@ -358,12 +354,10 @@ class EpisodeRunner:
             self._delivered.pop((call.turn, call.number), None)
             self._ledger.unheard.add((call.turn, call.number))
 
-    async def _sample(
-        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
-    ) -> Projection:
+    async def _sample(self, turn: Turn, agent_id: str, context: CallContext) -> Projection:
         """Sample one reply and apply it (parallel sampling: n episodes of a task, one reply per call)."""
         callers = self._callers
-        call = await self._ask(turn, agent_id, variables, context)
+        call = await self._ask(turn, agent_id, context)
         if call.runtime.agent.calls_tools:
             # rounds of tool calls, which an agent without tools does not have
             from agent_system.rollout.tool_loop import play_rounds
@@ -409,14 +403,12 @@ class EpisodeRunner:
         is added to `rounds`.
         """
         number = len(callers)
-        callers[number] = call.role
+        callers[number] = self._roles[call.agent_id]
         rounds.append(number)
         self.waiting_for = f"the reply of {call.agent_id} (turn {call.turn}, call {number})"
         return replace(call, number=number, prompt=prompt, prior_replies=self._replies, seed=seed)
 
-    async def _branch(
-        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
-    ) -> Projection:
+    async def _branch(self, turn: Turn, agent_id: str, context: CallContext) -> Projection:
         """Sample K replies, try each on a fork and continue with one (tree sampling)."""
         tree = self._tree
         assert tree is not None
@@ -433,7 +425,7 @@ class EpisodeRunner:
         calls = tree.enter(turn, lambda calls: self._tasks.start(self._commit(calls)))
         place = calls.enter()
         try:
-            call = await self._ask(turn, agent_id, variables, context)
+            call = await self._ask(turn, agent_id, context)
             k = self._settings.candidates(agent_id, call.runtime.binding.trained)
             replies = await call.generate(k, self.clock)
             asks_greedy = agent_id in self._settings.greedy_baselines
@@ -497,9 +489,9 @@ class EpisodeRunner:
             self.waiting_for = (
                 f"the environment's reaction to {call.agent_id} (turn {call.turn}, call {call.number})"
             )
-            self._record_act(
-                call, await self._env.outcome("act", call.role, reply.projection.action), turn, callers
-            )
+            role = self._roles[call.agent_id]
+            outcome = await self._env.outcome("act", role, reply.projection.action)
+            self._record_act(call, outcome, turn, callers)
 
     def _record_act(self, call: Call, outcome: Outcome, turn: Turn, callers: Mapping[int, str]) -> None:
         if self._env.has_act:
@@ -507,9 +499,7 @@ class EpisodeRunner:
             self._ledger.act(outcome, callers, call.number, turn.step)
             turn.done = turn.done or outcome.done
 
-    async def _ask(
-        self, turn: Turn, agent_id: str, variables: Mapping[str, Any], context: CallContext
-    ) -> Call:
+    async def _ask(self, turn: Turn, agent_id: str, context: CallContext) -> Call:
         """Number a call and build its prompt; if the agent's memory is due, it first writes a summary, which
         has the number before.
         """
@@ -521,24 +511,13 @@ class EpisodeRunner:
         summary_number = self._number(agent_id) if is_due(runtime.agent) else None
         number = self._number(agent_id)
         place = turn.reserve(context.step)
-        entries = turn.seen(context)
+        entries = turn.seen(context.sees)
         prior_replies = self._replies
         observation = await self._observation(agent_id, turn)
-        filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **variables}
-        spec = self.spec
-        seed = stable_seed(
-            self._settings.seed,
-            spec.step,
-            spec.validate,
-            spec.uid,
-            spec.index,
-            agent_id,
-            turn.step,
-            number,
-            0,
-        )
+        filled = {**observation.info, "env_prompt": observation.text, "step": turn.step, **context.variables}
+        seed = self._seed(agent_id, turn.step, number, 0)
         call = Call(
-            spec,
+            self.spec,
             agent_id,
             runtime,
             turn.step,
@@ -573,17 +552,17 @@ class EpisodeRunner:
         self._callers[number] = self._roles[agent_id]
         return number
 
+    def _seed(self, *parts: int | str) -> int:
+        """Return the seed of a request of this episode."""
+        spec = self.spec
+        return stable_seed(self._settings.seed, spec.step, spec.validate, spec.uid, spec.index, *parts)
+
     def _text_of(self, agent_id: str, generation: Generation) -> str:
         return self._runtimes[agent_id].binding.text_of(generation)
 
     def _refuse_late(self, call: Call) -> None:
         if self._over:
             raise TurnOver(f"the reply of {call.agent_id} arrived after the episode had ended")
-
-    def _check_role(self, name: str) -> None:
-        """Raise AgentSystemError for a name by which the environment means no agent of the run."""
-        if name not in self._roles.values():
-            self._runtime_of(name)
 
     def _runtime_of(self, agent_id: str) -> AgentRuntime:
         runtime = self._runtimes.get(agent_id)

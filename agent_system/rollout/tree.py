@@ -139,8 +139,9 @@ class Tree:
         env = await self._forks.make(origin)
         reply = call.read(generation)
         action = reply.projection.action
-        outcome = await env.outcome("act", call.role, action) if env.has_act else Outcome()
-        more = await env.outcome("score", call.role, action) if env.has_score else Outcome()
+        role = call.runtime.agent.acts_as or call.agent_id
+        outcome = await env.outcome("act", role, action) if env.has_act else Outcome()
+        more = await env.outcome("score", role, action) if env.has_score else Outcome()
         where = (
             f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         )
@@ -178,5 +179,5 @@ def _local(outcome: Outcome, call: Call, where: str) -> float:
     return sum(
         finite(value, "local", where)
         for key, value in outcome.local.items()
-        if key in (call.number, call.role)
+        if key in (call.number, call.runtime.agent.acts_as or call.agent_id)
     )

@@ -23,7 +23,7 @@ from agent_system.projection import (
 )
 from agent_system.registry import AgentRegistry
 from agent_system.workflows.graph.checks import class_of
-from agent_system.workflows.graph.schema import AgentSpec, Answer, Quote, VerdictAnswer
+from agent_system.workflows.graph.schema import AgentAnswer, AgentSpec, Quote, VerdictAnswer
 
 PLAIN: Mapping[str, Projector] = {
     "text": raw_text,
@@ -119,7 +119,7 @@ def make_of_class(agent_id: str, spec: AgentSpec, config: Any, env_name: str) ->
     return agent
 
 
-def projector(answer: Answer) -> Projector:
+def projector(answer: AgentAnswer) -> Projector:
     """Return the projection of an answer."""
     match answer.kind:
         case "tag":

@@ -426,12 +426,11 @@ def _calls_of(step: AnyStep) -> int:
 def _costliest(steps: Sequence[AnyStep], limit: int, path: KeyPath = ("do",)) -> KeyPath:
     """Return the path of the innermost step that alone makes more calls than `limit`, or of all steps."""
     for position, step in enumerate(steps):
+        where = (*path, position)
         if _calls_of(step) > limit:
-            where = (*path, position)
-            inner = next(
-                (found for p, c in children(step, where) if (found := _costliest(c, limit, p)) != p), where
-            )
-            return inner
+            inner = [_costliest(child, limit, child_path) for child_path, child in children(step, where)]
+            lists = [child_path for child_path, _ in children(step, where)]
+            return next((place for place in inner if place not in lists), where)
     return path
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SimpleMemory
 from agent_system.orchestra import BaseOrchestra
-from agent_system.registry import OrchestraRegistry, built_in_workflows
+from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry, built_in_workflows
 from agent_system.turn import Turn
-from agent_system.workflows.graph.agents import MEMORIES, make, make_of_class
+from agent_system.workflows.graph.agents import MEMORIES, GraphAgent, make, make_of_class
 from agent_system.workflows.graph.checks import MAX_CALLS, children, class_of
 from agent_system.workflows.graph.play import compile_team
 from agent_system.workflows.graph.schema import AgentSpec, AnyStep, VoteStep
@@ -61,6 +61,10 @@ class GraphOptions:
             )
 
 
+# Names are looked up before a file is read; `GraphOrchestra.make_agent` makes the agents.
+AgentRegistry.register(ANY, orchestra=NAME)(GraphAgent)
+
+
 @OrchestraRegistry.register(NAME)
 class GraphOrchestra(BaseOrchestra):
     """Plays the steps of a file.
@@ -73,7 +77,6 @@ class GraphOrchestra(BaseOrchestra):
     """
 
     config_class = GraphOptions
-    names_agents: ClassVar[bool] = True
 
     def __init__(self, config: GraphOptions) -> None:
         super().__init__(config)
@@ -82,33 +85,17 @@ class GraphOrchestra(BaseOrchestra):
         self._workflows = {
             name: self._workflow(name, agent) for name, agent in self.team.agents.items() if agent.class_
         }
-        self.uses_sandbox = any(workflow.uses_sandbox for workflow in self._workflows.values())
+        self.uses_sandbox = any(map(self._runs_programs, self.agents))
         self.memory_class = self._memory()
         self._run = compile_team(self.team.spec)
-
-    def check_names(self, agent_ids: Sequence[str]) -> None:
-        """Raise AgentSystemError unless `agent.agent_ids` has the agents of the file and no other."""
-        missing = [name for name in self.agents if name not in agent_ids]
-        others = [name for name in agent_ids if name not in self.agents]
-        if not (missing or others):
-            return
-        problems = [f"lacks {', '.join(missing)}"] if missing else []
-        problems += [f"has {', '.join(others)}, which the file has not"] if others else []
-        raise AgentSystemError(
-            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids {' and '.join(problems)}; set "
-            f"agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
-        )
 
     def make_agent(self, agent_id: str, env_name: str) -> BaseAgent:
         """Return an agent of the file. Raises AgentSystemError for a name that it has not, or for a class
         that is not registered.
         """
-        spec = self.team.agents.get(agent_id)
-        if spec is None:
-            raise AgentSystemError(
-                f"{self.config.file} has no agent {agent_id!r}{did_you_mean(agent_id, self.agents)}; agents: "
-                f"{', '.join(self.agents)}"
-            )
+        if agent_id not in self.agents:
+            self._check_names([*self.agents, agent_id])
+        spec = self.team.agents[agent_id]
         if spec.class_ is None:
             return make(agent_id, spec, self.config.tools)
         try:
@@ -124,22 +111,34 @@ class GraphOrchestra(BaseOrchestra):
         for workflow in workflows.values():
             workflow.check(agents, make_env, forks=forks)
 
-    def check_sampling(self, temperatures: Mapping[str, Sequence[float]]) -> None:
-        """Warn of a vote at temperature 0, whose replies are all equal."""
+    def check_agents(self, temperatures: Mapping[str, Sequence[float]]) -> None:
+        """Raise AgentSystemError unless the agents of the run are those of the file; warn of a vote at
+        temperature 0, whose replies are all equal.
+        """
+        self._check_names(list(temperatures))
         for step in _votes(self.team.spec.do):
             if isinstance(step.vote, str) and 0 in temperatures[step.vote]:
-                training, validation = temperatures[step.vote]
-                where = " and ".join(
-                    name for name, t in (("training", training), ("validation", validation)) if t == 0
-                )
+                names = zip(("training", "validation"), temperatures[step.vote], strict=True)
                 logger.warning(
                     "%s: the %d votes of %r have temperature 0 in %s, so they are all equal",
-                    self.config.file, step.n, step.vote, where,
+                    self.config.file, step.n, step.vote, " and ".join(name for name, t in names if t == 0),
                 )  # fmt: skip
 
     async def run(self, turn: Turn) -> Any:
         """Play the steps."""
         return await self._run(turn)
+
+    def _check_names(self, agent_ids: Sequence[str]) -> None:
+        missing = [name for name in self.agents if name not in agent_ids]
+        others = [name for name in agent_ids if name not in self.agents]
+        if not (missing or others):
+            return
+        problems = [f"lacks {', '.join(missing)}"] if missing else []
+        problems += [f"has {', '.join(others)}, which the file has not"] if others else []
+        raise AgentSystemError(
+            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids {' and '.join(problems)}; set "
+            f"agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
+        )
 
     def _workflow(self, name: str, agent: AgentSpec) -> BaseOrchestra:
         """Return the workflow that an agent's class is of, with the options of the file."""
@@ -154,6 +153,22 @@ class GraphOrchestra(BaseOrchestra):
             return OrchestraRegistry.get(workflow).from_options(agent.options, workflow)
         except AgentSystemError as error:
             raise self._error(name, "options", error) from error
+
+    def _runs_programs(self, agent_id: str) -> bool:
+        agent = self.team.agents[agent_id]
+        if agent.class_ is None:
+            return "python" in agent.tools
+        workflow, name = class_of(agent)
+        if self._workflows[agent_id].uses_sandbox:
+            return True
+        if name not in AgentRegistry.names(orchestra=workflow):
+            return False  # of an environment, or not registered, which `make_agent` refuses
+        cls = AgentRegistry.get(name, orchestra=workflow)
+        if not cls.calls_tools:
+            return False
+        from agent_system.tools import runs_programs  # tools, which most teams do not have
+
+        return runs_programs(cls)
 
     def _memory(self) -> type[Memory]:
         if self.team.spec.memory is not None:

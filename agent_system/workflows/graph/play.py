@@ -115,7 +115,7 @@ class TurnState:
         """Call an agent, in a branch with its wave."""
         if self.waves is not None:
             await self.waves.enter(self.branch)
-        return await self.turn.call(agent_id, NOTHING, context)
+        return await self.turn.call(agent_id, context)
 
 
 # A step: returns whether it ends the loop around it.
@@ -211,7 +211,8 @@ class _Compiler:
                 return _stop(None if step.stop is None else compile_condition(step.stop))
 
     def _context(self, step: CallStep | VoteStep, visible: frozenset[str] | None) -> CallContext:
-        return CallContext(self._labels[id(step)], visible if step.sees is None else frozenset(step.sees))
+        sees = visible if step.sees is None else frozenset(step.sees)
+        return CallContext(NOTHING, self._labels[id(step)], sees)
 
     def _call(self, step: CallStep, visible: frozenset[str] | None) -> Play:
         agent_id = step.call
@@ -234,7 +235,7 @@ class _Compiler:
         context = self._context(step, visible)
         judge = step.best
         reads = None if context.sees is None else context.sees | {context.step}
-        judge_context = CallContext(f"{context.step}#best", reads)
+        judge_context = CallContext(NOTHING, f"{context.step}#best", reads)
         agent_id = step.vote if isinstance(step.vote, str) else ""
 
         async def one_call(state: TurnState) -> bool:

@@ -16,7 +16,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from agent_system.workflows.graph.source import KeyPath, TeamSource, lookup, short
 from verl.utils.names import did_you_mean
@@ -29,8 +28,12 @@ PLAIN_ANSWERS = ("text", "boxed", "number", "python")
 Scalar = str | int | float | bool | None
 
 
-def _problem(message: str, key: str = "") -> PydanticCustomError:
-    return PydanticCustomError("team_file", "{message}", {"message": message, "key": key})
+class PartProblem(ValueError):
+    """What is wrong with a part; `key` is the field that it is about, or empty."""
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class FilePart(BaseModel):
@@ -45,7 +48,7 @@ class FilePart(BaseModel):
             names = [f.alias or name for name, f in cls.model_fields.items()]
             for key in value:
                 if key not in names and key not in cls.model_fields:
-                    raise _problem(
+                    raise PartProblem(
                         f"no such field{did_you_mean(key, names)}; fields: {', '.join(names)}", str(key)
                     )
         return value
@@ -56,13 +59,13 @@ def _one_of(part: FilePart, names: tuple[str, ...], what: str) -> str:
     set_names = [name for name in names if name in part.model_fields_set]
     if len(set_names) != 1:
         spelled_names = ", ".join(name.rstrip("_") for name in names)
-        raise _problem(f"{what} must have exactly one of {spelled_names}")
+        raise PartProblem(f"{what} must have exactly one of {spelled_names}")
     return set_names[0]
 
 
 def _scalar(value: Any) -> Any:
     if not isinstance(value, Scalar):
-        raise _problem("expected a text, a number, true, false or null")
+        raise PartProblem("expected a text, a number, true, false or null")
     return value
 
 
@@ -101,7 +104,7 @@ def _verdict(value: Any) -> Any:
     return {"tag": value} if isinstance(value, str) else value
 
 
-class Answer(FilePart):
+class AgentAnswer(FilePart):
     """What of a reply is its action: exactly one of these.
 
     Attributes:
@@ -134,7 +137,7 @@ class Answer(FilePart):
         return next(name for name in self.kinds if name in self.model_fields_set)
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Answer:
+    def _one_kind(self) -> AgentAnswer:
         _one_of(self, self.kinds, "answer")
         return self
 
@@ -143,8 +146,8 @@ def _answer(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in PLAIN_ANSWERS:
-        raise _problem(
-            f"no answer {short(value)}{did_you_mean(value, Answer.kinds)}; one of "
+        raise PartProblem(
+            f"no answer {short(value)}{did_you_mean(value, AgentAnswer.kinds)}; one of "
             f"{', '.join(PLAIN_ANSWERS)}, or a mapping: {{tag: name}}, {{verdict: name}}, "
             "{code: [language]}, {choice: [word, word]}"
         )
@@ -157,7 +160,7 @@ class AgentSpec(FilePart):
     Attributes:
         prompt, system: templates of the messages.
         variables: names of the observation's info that they use.
-        answer: see `Answer`.
+        answer: see `AgentAnswer`.
         quote: see `Quote`; None: `<agent>: <text>`, separated by blank lines.
         class_: `workflow/Agent`, a registered class.
         options: the options of that workflow.
@@ -171,7 +174,7 @@ class AgentSpec(FilePart):
     prompt: str | None = None
     system: str | None = None
     variables: list[str] = Field(default=[], max_length=MAX_CHOICES)
-    answer: Annotated[Answer, BeforeValidator(_answer)] = Answer(text=True)
+    answer: Annotated[AgentAnswer, BeforeValidator(_answer)] = AgentAnswer(text=True)
     quote: Quote | None = None
     class_: str | None = Field(default=None, alias="class")
     options: dict[str, Any] = {}
@@ -223,13 +226,13 @@ class Condition(FilePart):
         kind = _one_of(self, ("of", "observation", "loop"), "a condition")
         comparisons = self.model_fields_set & set(COMPARISONS)
         if kind == "loop" and (comparisons or "field" in self.model_fields_set):
-            raise _problem("a condition on the loop has no field and no comparison")
+            raise PartProblem("a condition on the loop has no field and no comparison")
         if kind == "observation" and "field" in self.model_fields_set:
-            raise _problem("a condition on the observation has no field")
+            raise PartProblem("a condition on the observation has no field")
         if len(comparisons) > 1:
-            raise _problem("a condition has one comparison at most: is, in, below or above")
+            raise PartProblem("a condition has one comparison at most: is, in, below or above")
         if kind == "of" and self.field == "action" and not comparisons:
-            raise _problem("a condition on an action needs a comparison: is, in, below or above")
+            raise PartProblem("a condition on an action needs a comparison: is, in, below or above")
         return self
 
 
@@ -306,17 +309,17 @@ class VoteStep(FilePart):
         vote = value.get("vote")
         steps = isinstance(vote, list) and len(vote) > 1 and all(isinstance(item, str) for item in vote)
         if not (isinstance(vote, str) or steps):
-            raise _problem("expected an agent, or a list of two steps or more", "vote")
+            raise PartProblem("expected an agent, or a list of two steps or more", "vote")
         if isinstance(vote, str) and "n" not in value:
-            raise _problem(f"{{vote: {short(vote)}}} needs n, the number of calls")
+            raise PartProblem(f"{{vote: {short(vote)}}} needs n, the number of calls")
         if steps and ("n" in value or "sees" in value):
-            raise _problem("a vote of steps has no n and no sees")
+            raise PartProblem("a vote of steps has no n and no sees")
         return value
 
 
 def _stop(value: Any) -> Any:
     if not isinstance(value, Mapping | Condition) and value != "always":
-        raise _problem("expected a condition, or always")
+        raise PartProblem("expected a condition, or always")
     return None if value == "always" else value
 
 
@@ -340,11 +343,13 @@ def _kind_of(value: Any) -> str | None:
 
 
 def _refuse_spawn(value: Any) -> Any:
-    raise _problem("spawn is not there yet; use call, loop, if, parallel, vote or stop", "spawn")
+    raise PartProblem("spawn is not there yet; use call, loop, if, parallel, vote or stop", "spawn")
 
 
 def _refuse(value: Any) -> Any:
-    raise _problem(f"expected a step, a mapping with exactly one of {', '.join(KINDS)}; found {short(value)}")
+    raise PartProblem(
+        f"expected a step, a mapping with exactly one of {', '.join(KINDS)}; found {short(value)}"
+    )
 
 
 Step = Annotated[
@@ -447,16 +452,16 @@ def _translated(problem: Any, value: Any) -> tuple[KeyPath, str]:
     """Return the path and the message of an error of pydantic."""
     path = _path(problem["loc"], value)
     kind = problem["type"]
-    if kind == "team_file":
-        key = problem["ctx"]["key"]
-        return (*path, key) if key else path, problem["ctx"]["message"]
+    error = problem.get("ctx", {}).get("error")
+    if isinstance(error, PartProblem):
+        return (*path, error.key) if error.key else path, str(error)
     if kind == "missing":
         return path, _EXPECTED[kind]
     if kind in _EXPECTED:
         return path, f"{_EXPECTED[kind]}, found {short(problem['input'])}"
     text = problem["msg"].removeprefix("Input ").replace("List should have", "should have")
-    found = "" if isinstance(problem["input"], list | dict) else f", found {short(problem['input'])}"
-    return path, f"it {text}{found}"
+    value_text = "" if isinstance(problem["input"], list | dict) else f", found {short(problem['input'])}"
+    return path, f"it {text}{value_text}"
 
 
 def _path(location: tuple[str | int, ...], value: Any) -> KeyPath:

@@ -93,11 +93,9 @@ class Team:
         for name, agent in self.agents.items():
             fields = agent.model_dump(by_alias=True, exclude={"variables"})
             like = self.spec.agents[name].like
-            shown = {"name": name} if names_shown else {}
-            own_fields = (
-                fields | shown | {"as": agent.as_ or name, "like": agents.get(like) if like else None}
-            )
-            canonical["agents"][agents[name]] = own_fields | {"answer": _answer(agent)}
+            fields |= {"as": agent.as_ or name, "like": agents.get(like) if like else None}
+            fields |= {"answer": _answer(agent), **({"name": name} if names_shown else {})}
+            canonical["agents"][agents[name]] = fields
         content = self.spec.model_dump(by_alias=True, exclude_unset=True, include={"do", "return_"})
         canonical |= _renamed(content, agents, steps)
         return canonical

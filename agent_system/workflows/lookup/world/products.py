@@ -13,8 +13,8 @@ COLOURS = (
 )  # fmt: skip
 KINDS = (
     "kiwi", "pear", "fig", "lemon", "mango", "apple", "grape", "melon", "peach", "date", "onion", "leek",
-    "bean", "corn", "rice", "oat", "bread", "cake", "milk", "tea", "salt", "soap", "rope", "nail", "lamp", "desk",
-    "chair", "glove", "boot", "hat", "coat", "book",
+    "bean", "corn", "rice", "oat", "bread", "cake", "milk", "tea", "salt", "soap", "rope", "nail", "lamp",
+    "desk", "chair", "glove", "boot", "hat", "coat", "book",
 )  # fmt: skip
 TRAPS = 0.4
 HELD_OUT = 128

@@ -274,7 +274,7 @@ def test_what_is_no_file_is_refused_in_one_line(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        ("class: os/system", "team.yaml:3:7 agents.A.class: no workflow 'os'; workflows: code, farama, math"),
+        ("class: os/system", "team.yaml:3:7 agents.A.class: no workflow 'os'; workflows: code, farama"),
         ("class: gateway/A", "is no registered class"),
         ("class: math/Solver", "agents.A.class: no agent named 'Solver' for orchestra 'math'"),
         ("class: math/Solver Agent, options: {max_lop_num: 1}",

@@ -183,10 +183,10 @@ def test_a_list_of_agents_that_is_not_the_files_is_one_error_with_the_list(
 ) -> None:
     team = orchestra(PAIR, tmp_path)
     if message is None:
-        team.check_names(agent_ids)
+        team.check_agents(dict.fromkeys(agent_ids, (1.0, 1.0)))
         return
     with pytest.raises(AgentSystemError) as error:
-        team.check_names(agent_ids)
+        team.check_agents(dict.fromkeys(agent_ids, (1.0, 1.0)))
     assert message in str(error.value) and str(error.value).startswith("agent.orchestra.graph.file=")
 
 
@@ -247,9 +247,9 @@ def test_a_class_keeps_its_actions_and_takes_a_prompt_and_a_name(tmp_path: Path)
 def test_equal_votes_are_warned_of(make_team: Play, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     team = orchestra(VOTE, tmp_path)
     with caplog.at_level(logging.WARNING):
-        team.check_sampling({"A": (1.0, 0.6)})
+        team.check_agents({"A": (1.0, 0.6)})
         assert not caplog.records
-        team.check_sampling({"A": (1.0, 0.0)})
+        team.check_agents({"A": (1.0, 0.0)})
     assert "the 3 votes of 'A' have temperature 0 in validation, so they are all equal" in caplog.text
 
 
