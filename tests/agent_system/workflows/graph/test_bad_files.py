@@ -32,6 +32,9 @@ JSON_TEAM = json.loads(
 # What is written instead of what in PAIR, and what the message says.
 CHANGES = {
     "big file": ("return: s", "return: s" + " # x" * 100_000, r"larger than 256 KiB"),
+    "10 MB": ("return: s", "return: s" + " # x" * 2_600_000, r"larger than 256 KiB"),
+    "prompt of 10 MB": ("Solve: ", "x" * 10_000_000, r"larger than 256 KiB"),
+    "a million steps": (STEPS, "do:\n" + "- {call: Solver Agent}\n" * 1_000_000, r"larger than 256 KiB"),
     "long prompt": ("Solve: ", "x" * 40_000,
         r"3:\d+ agents\.Solver Agent\.prompt: a text of 40,0\d\d characters"),
     "many steps": (STEPS, "do:\n" + "- {call: Solver Agent}\n" * 300, r"do\[256\]: more than 256 steps"),
@@ -190,6 +193,10 @@ def test_a_bad_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
+        (
+            "- {if: {of: s, is: x}, do: [{call: A, id: r}]}\n- {call: A}",
+            "return: the step r may be left out; write {of: [r], default: ''}",
+        ),
         ("- {stop: {loop: last}}", "a condition on the loop is outside of every loop"),
         ("- {stop: {of: zz, field: valid}}", "no step 'zz' that is known here; steps: s"),
         (
@@ -209,7 +216,10 @@ def test_a_bad_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
 )
 def test_a_step_that_refers_to_what_is_not_there_is_refused(steps: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "team.yaml"
-    path.write_text(f"team: 1\nagents: {{A: {{prompt: x}}}}\ndo:\n- {{call: A, id: s}}\n{steps}\nreturn: s\n")
+    returned = "r" if "id: r" in steps else "s"
+    path.write_text(
+        f"team: 1\nagents: {{A: {{prompt: x}}}}\ndo:\n- {{call: A, id: s}}\n{steps}\nreturn: {returned}\n"
+    )
     assert message in problem(path)
 
 

@@ -244,6 +244,14 @@ def test_a_class_keeps_its_actions_and_takes_a_prompt_and_a_name(tmp_path: Path)
     assert (agent.prompt, agent.acts_as, agent.memory_class) == ("Find: {env_prompt}", "S", SimpleMemory)
 
 
+def test_a_class_may_be_of_an_environment(tmp_path: Path) -> None:
+    text = "team: 1\nagents:\n  A: {class: single/Single Agent, options: {prompt_style: short}}\ndo:\n"
+    team = orchestra(text + "- {call: A, id: s}\nreturn: s\n", tmp_path)
+    assert team.make_agent("A", "math").prompt == "Solve: {env_prompt}{team_context}"
+    with pytest.raises(AgentSystemError, match=r"agents\.A\.class: no agent named 'Single Agent'"):
+        team.make_agent("A", "graph")
+
+
 def test_equal_votes_are_warned_of(make_team: Play, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     team = orchestra(VOTE, tmp_path)
     with caplog.at_level(logging.WARNING):
