@@ -54,6 +54,8 @@ class BaseAgent:
         memory: the memory of the episode, or None.
         calls_tools: whether a call has several generations with tool calls between them, as those of a
             `ToolAgent`.
+        acts_as: the agent's name for the environment (`act`, `observe`, `score`, `Outcome.local`); None: its
+            name in the team. Options may change it per object.
         agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
@@ -64,6 +66,7 @@ class BaseAgent:
     memory_class: type[Memory] | None = None
     memory: Memory | None = None
     calls_tools: ClassVar[bool] = False
+    acts_as: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

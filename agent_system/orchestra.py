@@ -15,7 +15,7 @@ Branches, loops and `asyncio.gather` are ordinary Python: an agent that is not n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from agent_system.agent import BaseAgent
@@ -82,6 +82,12 @@ class BaseOrchestra(ABC):
         Raises:
             AgentSystemError: naming what is not supported.
         """
+
+    def make_agent(self, agent_id: str, env_name: str) -> BaseAgent | None:  # noqa: B027 - as check
+        """Return an agent that the options describe; None for one whose class is registered."""
+
+    def check_agents(self, temperatures: Mapping[str, Sequence[float]]) -> None:  # noqa: B027 - as check
+        """Reject, or warn of, names of agents and their temperatures in training and in validation."""
 
     async def play_episode(self, episode: EpisodeTurns) -> None:
         """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides

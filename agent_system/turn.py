@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import Entry, render_entries
@@ -15,6 +16,17 @@ class TurnOver(Exception):
     """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is
     possible.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies whose
+    `step` is in `sees`, None: all and the notes; the call's own reply has `step`.
+    """
+
+    variables: Mapping[str, Any]
+    step: str = ""
+    sees: frozenset[str] | None = None
 
 
 class Turn:
@@ -47,11 +59,17 @@ class Turn:
         self.callers: dict[int, str] = {}
         self._sampler = sampler
         self._entries: list[Entry | None] = []
+        self._steps: list[str] = []  # of each entry
 
     @property
     def entries(self) -> list[Entry]:
         """Replies and notes so far, in call order."""
-        return [e for e in self._entries if e is not None]
+        return self.seen(None)
+
+    def seen(self, sees: frozenset[str] | None) -> list[Entry]:
+        """Return the entries that a call shows, see `CallContext`."""
+        entries = zip(self._entries, self._steps, strict=True)
+        return [e for e, step in entries if e is not None and (sees is None or step in sees)]
 
     @property
     def team_context(self) -> str:
@@ -69,8 +87,12 @@ class Turn:
         Raises:
             TurnOver: the environment has already ended the episode.
         """
+        return await self.call(agent_id, CallContext(variables))
+
+    async def call(self, agent_id: str, context: CallContext) -> Projection:
+        """Call an agent like `act`, as a step of a workflow whose calls do not all read all replies."""
         self.refuse_done(agent_id)
-        return await self._sampler(self, agent_id, variables)
+        return await self._sampler(self, agent_id, context)
 
     def refuse_done(self, agent_id: str) -> None:
         """Raise TurnOver for a call after the environment has ended the episode."""
@@ -81,19 +103,22 @@ class Turn:
 
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
-        self._entries.append(Entry(speaker, text))
+        self.record(self.reserve(), Entry(speaker, text))
 
-    def number(self, agent_id: str) -> int:
-        """Return a new number of the turn, from 0, for a generation of an agent."""
+    def number(self, role: str) -> int:
+        """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name for the
+        environment.
+        """
         number = max(self.callers, default=-1) + 1
-        self.callers[number] = agent_id
+        self.callers[number] = role
         return number
 
-    def reserve(self) -> int:
+    def reserve(self, step: str = "") -> int:
         """Reserve a place in the team context for a call that starts now, so that the order does not depend
         on the order of replies.
         """
         self._entries.append(None)
+        self._steps.append(step)
         return len(self._entries) - 1
 
     def record(self, place: int, entry: Entry) -> None:
@@ -102,4 +127,4 @@ class Turn:
 
 
 # How the reply to a call is sampled: one sample, or a choice among several tried on forks of the environment.
-Sampler = Callable[[Turn, str, Mapping[str, Any]], Awaitable[Projection]]
+Sampler = Callable[[Turn, str, CallContext], Awaitable[Projection]]

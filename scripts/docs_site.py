@@ -32,9 +32,9 @@ API = {
 }  # fmt: skip
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = (
-    "training", "workflows", "frameworks", "policies", "data", "sampling", "rewards", "credit", "algorithms",
-    "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates", "sandbox",
-    "architecture", "config",
+    "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit",
+    "algorithms", "updates", "devices", "checkpoints", "metrics", "async", "engines", "models", "templates",
+    "sandbox", "architecture", "config",
 )  # fmt: skip
 MORE = ("features", "upstream_map", "testing", "contributing")
 LINK = re.compile(r"\]\(([^)#\s]+)")

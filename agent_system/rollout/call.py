@@ -35,6 +35,11 @@ class AgentRuntime:
     binding: AgentBinding | RemoteBinding
     prompts: PromptBuilder | MessageBuilder
 
+    @property
+    def role(self) -> str:
+        """The agent's name for the environment."""
+        return self.agent.acts_as or self.agent.agent_id
+
     def of(self, agent: BaseAgent) -> AgentRuntime:
         """Return the runtime of another state of the agent."""
         return self if agent is self.agent else replace(self, agent=agent, prompts=self.prompts.of(agent))

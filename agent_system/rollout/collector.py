@@ -155,6 +155,9 @@ class Collector:
             from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
             check_tree_env(env.cls, settings.reward)
+        orchestra.check_agents(
+            {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
+        )
         missing = [a for a in orchestra.agents if a not in bindings]
         if missing:
             raise AgentSystemError(
@@ -223,7 +226,8 @@ class Collector:
             orchestra_options, orchestra_type
         )
         agents = {
-            name: AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
+            name: orchestra.make_agent(name, env_name)
+            or AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
             for name in bindings
         }
         env_cls = EnvRegistry.get(env_name)

@@ -80,7 +80,7 @@ class Episode:
         self.forks = Forks()
         self.turn: Turn | None = None
         self.tasks = EpisodeTasks()
-        self.ledger = Ledger(env.name, self._runtime_of)
+        self.ledger = Ledger(env.name, self._check_role)
         self.samples: list[Sample] = []
         self.info: dict[str, Any] = {}
         self.reply_count = 0
@@ -188,16 +188,18 @@ class Episode:
         self._runtime_of(agent_id)
         return self.agents.now(agent_id)
 
-    def new_call(self, turn: Turn, agent_id: str, runtime: AgentRuntime) -> Call:
-        """Return the next call of a turn, without its prompt and what the agent alone observes."""
-        number = turn.number(agent_id)
+    def new_call(self, turn: Turn, agent_id: str, runtime: AgentRuntime, step: str = "") -> Call:
+        """Return the next call of a turn, without its prompt and what the agent alone observes; `step` as in
+        `CallContext`.
+        """
+        number = turn.number(runtime.role)
         return Call(
             spec=self.spec,
             agent_id=agent_id,
             runtime=runtime,
             turn=turn.step,
             number=number,
-            place=turn.reserve(),
+            place=turn.reserve(step),
             seen=turn.observation,
             prompt=Prompt("", ()),
             prior_replies=self.reply_count,
@@ -217,9 +219,9 @@ class Episode:
             *parts,
         )
 
-    async def observe(self, agent_id: str, turn: Turn) -> Observation:
-        """Return what an agent sees in a turn."""
-        return await self.env.observation("observe", agent_id) if self.env.has_observe else turn.observation
+    async def observe(self, role: str, turn: Turn) -> Observation:
+        """Return what the agent of a role sees in a turn."""
+        return await self.env.observation("observe", role) if self.env.has_observe else turn.observation
 
     async def reply(self, call: Call) -> tuple[Reply, int]:
         """Request the reply to a call; return it with its place in the order of replies. Raise TurnOver if it
@@ -254,13 +256,20 @@ class Episode:
         """Let an environment with `act` react to a reply, which may end the episode."""
         if self.env.has_act:
             self.waiting_for = f"the environment's reaction to {call.label}"
-            self.record_act(call, await self.env.outcome("act", call.agent_id, reply.projection.action), turn)
+            self.record_act(
+                call, await self.env.outcome("act", call.runtime.role, reply.projection.action), turn
+            )
 
     def record_act(self, call: Call, outcome: Outcome, turn: Turn) -> None:
         """Record the outcome of `act` after a call."""
         self.info.update(outcome.info)
         self.ledger.act(outcome, call.number, turn.step)
         turn.done = turn.done or outcome.done
+
+    def _check_role(self, role: str) -> None:
+        """Raise AgentSystemError unless an agent has this name for the environment."""
+        if not any(runtime.role == role for runtime in self.runtimes.values()):
+            self._runtime_of(role)
 
     def _runtime_of(self, agent_id: str) -> AgentRuntime:
         runtime = self.runtimes.get(agent_id)

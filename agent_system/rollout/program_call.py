@@ -66,7 +66,7 @@ class ProgramCalls:
         call_seed = episode.seed(agent_id, *seed) if seed else calls[0].seed
         # a client that sets the same seed again still gets other replies in another call or episode
         call_seed = call_seed if client_seed is None else stable_seed(call_seed, "client", client_seed)
-        observation = await episode.observe(agent_id, turn)
+        observation = await episode.observe(runtime.role, turn)
         calls = [
             replace(call, seen=observation, prompt=prompt, seed=call_seed, own_sampling=sampling)
             for call in calls

@@ -5,26 +5,22 @@ plays several episodes of a task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from agent_system.projection import Projection
 from agent_system.rollout.call import Call
 from agent_system.rollout.episode import Episode
 from agent_system.rollout.summary import is_due, summarize, summary_sample
-from agent_system.turn import Turn
+from agent_system.turn import CallContext, Turn
 
 
-async def sampled_call(
-    episode: Episode, turn: Turn, agent_id: str, variables: Mapping[str, Any]
-) -> Projection:
+async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: CallContext) -> Projection:
     """Call an agent: sample its reply, let the environment react to it, and return its projection.
 
     Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply that arrives
     after the end of the episode, and the errors of the environment.
     """
-    call = await prompted_call(episode, turn, agent_id, variables)
+    call = await prompted_call(episode, turn, agent_id, context)
     if call.runtime.agent.calls_tools:
         # rounds of tool calls, which an agent without tools does not have
         from agent_system.rollout.tool_loop import play_rounds
@@ -40,24 +36,24 @@ async def sampled_call(
     return reply.projection
 
 
-async def prompted_call(episode: Episode, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Call:
+async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: CallContext) -> Call:
     """Number a call of an agent and build its prompt; an agent whose memory is due first writes a summary.
 
     Args:
         episode: the episode.
         turn: the turn in which the agent is called.
         agent_id: the agent.
-        variables: variables of its prompt template, as of `Turn.act`.
+        context: what its prompt shows.
 
     Raises as `Episode.admit`, `summarize` and `PromptBuilder.build` do.
     """
     runtime = episode.admit(agent_id)
     # the summary is generated before the reply, so it has the number before
-    summary_number = turn.number(agent_id) if is_due(runtime.agent) else None
-    call = episode.new_call(turn, agent_id, runtime)
-    entries = turn.entries
-    call = replace(call, seen=await episode.observe(agent_id, turn))
-    filled = {**call.seen.info, "env_prompt": call.seen.text, "step": turn.step, **variables}
+    summary_number = turn.number(runtime.role) if is_due(runtime.agent) else None
+    call = episode.new_call(turn, agent_id, runtime, context.step)
+    entries = turn.seen(context.sees)
+    call = replace(call, seen=await episode.observe(runtime.role, turn))
+    filled = {**call.seen.info, "env_prompt": call.seen.text, "step": turn.step, **context.variables}
     if summary_number is not None:
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
         call = await summarize(call, summary_number, filled, episode.clock)

@@ -341,7 +341,7 @@ async def _rounds(episode: Episode, turn: Turn, call: Call, numbers: list[int]) 
             *(f"{r.name} {r.arguments!r}" for r in requests),
             *(str(m["content"]) for m in results),
         )
-        numbers.append(turn.number(call.agent_id))
+        numbers.append(turn.number(call.runtime.role))
         call = replace(
             call,
             runtime=runtime,

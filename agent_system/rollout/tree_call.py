@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_system.env_caller import EnvHandle
 from agent_system.env_workers.messages import EnvWorkerError
@@ -35,7 +35,7 @@ from agent_system.rollout.episode import Episode
 from agent_system.rollout.sampled_call import prompted_call
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.summary import summary_sample
-from agent_system.turn import Turn, TurnOver
+from agent_system.turn import CallContext, Turn, TurnOver
 from verl.protocol.generate import EngineGoneError, Generation
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.reward_model import TERM
@@ -178,7 +178,7 @@ class TreeCalls:
         # the step changes the state on which candidates of this turn would be tried
         self._episode.turn = None
 
-    async def sample(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> Projection:
+    async def sample(self, turn: Turn, agent_id: str, context: CallContext) -> Projection:
         """Call an agent: sample K replies, try each on a fork, and return the projection of a chosen one."""
         episode = self._episode
         # choices are being committed: the state of which the candidates need forks comes after that
@@ -200,7 +200,7 @@ class TreeCalls:
         calls = self._open
         place = calls.enter()
         try:
-            candidate_set = await self._candidates(turn, agent_id, variables)
+            candidate_set = await self._candidates(turn, agent_id, context)
         except Exception:
             # the others go on without this call, which raises in its place among them: what the team does
             # next does not depend on when it failed
@@ -213,11 +213,11 @@ class TreeCalls:
         await calls.settle(place, candidate_set)
         return candidate_set.winner.reply.projection
 
-    async def _candidates(self, turn: Turn, agent_id: str, variables: Mapping[str, Any]) -> CandidateSet:
+    async def _candidates(self, turn: Turn, agent_id: str, context: CallContext) -> CandidateSet:
         """Sample the replies of a call, and try each of them on a fork of the environment."""
         episode = self._episode
         settings = episode.settings
-        call = await prompted_call(episode, turn, agent_id, variables)
+        call = await prompted_call(episode, turn, agent_id, context)
         k = settings.candidates(agent_id, call.runtime.binding.trained)
         replies = await call.generate(k, episode.clock)
         asks_greedy = agent_id in settings.greedy_baselines
@@ -268,8 +268,9 @@ class TreeCalls:
         env = await self._episode.forks.make(self._episode.env)
         reply = call.read(generation)
         action = reply.projection.action
-        outcome = await env.outcome("act", call.agent_id, action) if env.has_act else Outcome()
-        more = await env.outcome("score", call.agent_id, action) if env.has_score else Outcome()
+        role = call.runtime.role
+        outcome = await env.outcome("act", role, action) if env.has_act else Outcome()
+        more = await env.outcome("score", role, action) if env.has_score else Outcome()
         where = (
             f"{env.name}, candidate {number} of call {call.number} of {call.agent_id} in turn {call.turn},"
         )
@@ -380,5 +381,5 @@ def _local(outcome: Outcome, call: Call, where: str) -> float:
     return sum(
         finite(value, "local", where)
         for key, value in outcome.local.items()
-        if key in (call.number, call.agent_id)
+        if key in (call.number, call.runtime.role)
     )

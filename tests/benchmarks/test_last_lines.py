@@ -126,6 +126,14 @@ def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_si
     assert "assumed for 8 GPUs, 16 episodes x 3 calls" in console
 
 
+def test_graph_compares_teams_that_make_as_many_calls(forked_python: str) -> None:
+    sizes = ("--episodes", "16", "--replies", "40", "--rounds", "2", "--loads", "1")
+    result, console = run("graph.py", *sizes, python=forked_python)
+    assert list(result) == ["overhead", "high", "load_ms"]
+    assert 0 < result["overhead"] <= result["high"] and result["load_ms"] > 0
+    assert console.count("ms CPU per call") == 2
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("device", on(1))
 def test_weight_sync_measures_every_way_in_the_same_run(forked_python: str, device: str) -> None:

@@ -43,6 +43,7 @@ NOT_LOADED = (
     "agent_system.tools.agent",
     "agent_system.tools.mcp",
     "agent_system.workflows.code",
+    "agent_system.workflows.graph",
     "agent_system.workflows.search",
     "verl.trainer.ppo.asynchronous.stream",
     "verl.trainer.ppo.core_algos.estimators.gae",

@@ -18,6 +18,7 @@ MOST_LINES = 28_500
 OPTIONAL = {
     "agent_system.gateway": "agent.orchestra_type=gateway",
     "agent_system.workflows": "agent.orchestra_type, env.env_name",
+    "agent_system.workflows.graph": "agent.orchestra_type=graph",
     "agent_system.tools.agent": "a ToolAgent",
     "agent_system.tools.mcp": "McpServer among an agent's tools",
     "agent_system.tools.shipped": "python, search or calculator among an agent's tools",

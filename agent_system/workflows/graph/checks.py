@@ -1,0 +1,475 @@
+"""What the parts of a team file may refer to: agents, steps, fields, variables; and the calls that they can
+make.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent_system.workflows.graph.schema import (
+    AgentSpec,
+    AnyStep,
+    CallStep,
+    Condition,
+    IfStep,
+    LoopStep,
+    ParallelStep,
+    StopStep,
+    TeamSpec,
+    VoteStep,
+)
+from agent_system.workflows.graph.source import KeyPath, TeamSource, short
+from verl.utils.names import did_you_mean, listed, slug
+
+MAX_STEPS = 256
+MAX_NESTING = 32
+MAX_CALLS = 1000
+SHIPPED_TOOLS = ("calculator", "python")
+PROMPT_VARIABLES = ("env_prompt", "team_context", "memory", "step")
+QUOTE_VARIABLES = ("agent", "role", "text", "action")
+# Fields of an answer, beside `action` and `valid`, by its kind.
+ANSWER_FIELDS = {"verdict": ("approved", "parsed"), "code": ("language",), "python": ("language",)}
+VOTE_FIELDS = ("votes", "share")
+# Workflows whose agents have no class that a file can take.
+NO_CLASSES = ("graph", "gateway")
+
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_CLASS = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63})/([^/]{1,64})")
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_LONGEST_NAME = 64
+
+
+class _Problem(Exception):
+    """What is wrong at a path."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class CheckedTeam:
+    """What the checks found out.
+
+    Attributes:
+        agents: the agents by name, those with `like` completed.
+        calls: largest number of calls in a turn.
+    """
+
+    agents: Mapping[str, AgentSpec]
+    calls: int
+
+
+def check_team_file(
+    spec: TeamSpec, source: TeamSource, *, max_calls: int = MAX_CALLS, tools: Collection[str] = ()
+) -> CheckedTeam:
+    """Check a file whose parts have the right form.
+
+    Args:
+        spec: its parts.
+        source: its text, for messages.
+        max_calls: limit of `CheckedTeam.calls`.
+        tools: names of tools beside the shipped ones.
+
+    Raises:
+        AgentSystemError: the first thing that is wrong, in one line with its place.
+    """
+    try:
+        agents = _check_agents(spec.agents, tools)
+        steps = _Steps(agents)
+        steps.check(spec)
+        calls = _count_calls(spec.do)
+        if calls > max_calls:
+            path = _costliest(spec.do, max_calls)
+            raise _Problem(path, f"a turn may make {calls:,} calls, more than max_calls={max_calls:,}")
+    except _Problem as problem:
+        raise source.error(problem.path, str(problem)) from None
+    return CheckedTeam(agents, calls)
+
+
+def fields_of(agent: AgentSpec) -> tuple[str, ...] | None:
+    """Return the fields of an agent's answer, beside `action` and `valid`; None for a class, which may have
+    any.
+    """
+    return None if agent.class_ else ANSWER_FIELDS.get(agent.answer.kind, ())
+
+
+def class_of(agent: AgentSpec) -> tuple[str, str]:
+    """Return workflow and name of the registered class of an agent that has one."""
+    match = _CLASS.fullmatch(agent.class_ or "")
+    assert match is not None, "the file is checked"
+    return match[1], match[2]
+
+
+def _check_agents(agents: Mapping[str, AgentSpec], tools: Collection[str]) -> dict[str, AgentSpec]:
+    slugs: dict[str, str] = {}
+    for name in agents:
+        path = ("agents", name)
+        _check_name(name, path)
+        if (other := slugs.setdefault(slug(name), name)) != name:
+            raise _Problem(path, f"is {slug(name)!r} in metrics and folders, as {other!r} is; rename one")
+    whole = {name: _completed(name, agents) for name in agents}
+    for name, agent in whole.items():
+        _check_agent(agent, ("agents", name), tools)
+    return whole
+
+
+def _check_name(name: str, path: KeyPath) -> None:
+    odd = [c for c in name if unicodedata.category(c)[0] == "C" or (c.isspace() and c != " ")]
+    if odd or name != name.strip() or not slug(name) or len(name) > _LONGEST_NAME:
+        raise _Problem(
+            path,
+            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some of a-z and "
+            "0-9",
+        )
+
+
+def _completed(name: str, agents: Mapping[str, AgentSpec]) -> AgentSpec:
+    """Return an agent with the fields of those that it is like."""
+    agent = agents[name]
+    chain = [name]
+    while agent.like is not None:
+        path = ("agents", chain[-1], "like")
+        if agent.like not in agents:
+            raise _Problem(path, f"no agent {short(agent.like)}{did_you_mean(agent.like, agents)}")
+        if agent.like in chain:
+            raise _Problem(path, f"the agent is like itself: {' -> '.join([*chain, agent.like])}")
+        chain.append(agent.like)
+        base = agents[agent.like]
+        agent = agent.on(base).model_copy(update={"like": base.like})
+    return agent
+
+
+def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> None:
+    if agent.as_ is not None:
+        _check_name(agent.as_, (*path, "as"))
+    for position, name in enumerate(agent.variables):
+        if not name.isidentifier():
+            raise _Problem((*path, "variables", position), f"{short(name)} is no plain name")
+    if agent.class_ is not None:
+        _check_class(agent, path)
+    elif agent.prompt is None:
+        raise _Problem(path, "it has no prompt, and no class that has one")
+    elif agent.options:
+        raise _Problem((*path, "options"), "are of a class; this agent has none")
+    variables = None if agent.class_ else (*PROMPT_VARIABLES, *agent.variables)
+    for name in ("prompt", "system"):
+        if (template := getattr(agent, name)) is not None:
+            _check_template(template, (*path, name), variables)
+    if agent.quote is not None:
+        _check_template(agent.quote.entry, (*path, "quote", "entry"), QUOTE_VARIABLES)
+    tag = agent.answer.tag if agent.answer.kind == "tag" else agent.answer.verdict.tag
+    if not _TAG.fullmatch(tag) and agent.answer.kind in ("tag", "verdict"):
+        raise _Problem((*path, "answer"), f"{short(tag)} cannot be a tag: letters, digits, _ and -")
+    known_tools = (*SHIPPED_TOOLS, *tools)
+    for position, name in enumerate(agent.tools):
+        where = (*path, "tools", position)
+        if name not in known_tools:
+            raise _Problem(
+                where,
+                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: {', '.join(known_tools)}; a "
+                "function of yours is named on the command line: "
+                "agent.orchestra.graph.tools.<name>=module:function",
+            )
+        if name in agent.tools[:position]:
+            raise _Problem(where, f"the tool {name!r} is there twice")
+
+
+def _check_class(agent: AgentSpec, path: KeyPath) -> None:
+    match = _CLASS.fullmatch(agent.class_ or "")
+    if match is None or match[1] in NO_CLASSES:
+        raise _Problem(
+            (*path, "class"),
+            f"{short(agent.class_)} is no registered class: write workflow/Agent, as math/Solver Agent",
+        )
+    for name in ("answer", "quote", "tools", "max_rounds", "variables"):
+        if name in agent.model_fields_set:
+            raise _Problem((*path, name), f"belongs to the class {agent.class_!r}; leave it out")
+
+
+def _check_template(template: str, path: KeyPath, variables: Collection[str] | None) -> None:
+    """Raise _Problem unless all fields of a template are plain names, of `variables` unless it is None."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise _Problem(
+            path, f"the template is malformed ({error}); write literal braces twice: {{{{ }}}}"
+        ) from None
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if not name.isidentifier() or spec or conversion:
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise _Problem(
+                path, f"{short('{' + written + '}')} is no plain name; write literal braces twice: {{{{ }}}}"
+            )
+        if variables is not None and name not in variables:
+            raise _Problem(
+                path,
+                f"no variable {short('{' + name + '}')}{did_you_mean(name, variables)}; known: "
+                f"{', '.join(variables)}; names of the observation's info are listed in variables",
+            )
+
+
+@dataclass
+class _Scope:
+    """What steps can refer to.
+
+    Attributes:
+        fields: step -> its fields; None: any.
+        in_loop: a loop is around, which `stop` ends.
+        stops: `stop` is possible.
+        depth: number of steps around.
+    """
+
+    fields: Mapping[str, tuple[str, ...] | None]
+    in_loop: bool = False
+    stops: bool = True
+    depth: int = 0
+
+
+@dataclass
+class _Steps:
+    """Checks the tree of steps."""
+
+    agents: Mapping[str, AgentSpec]
+    count: int = 0
+    called: set[str] = field(default_factory=set)
+
+    def check(self, spec: TeamSpec) -> None:
+        """Raise _Problem for the first step that is wrong, an agent that none calls, and for a returned step
+        that may not have run.
+        """
+        fields = self._declared(spec.do, ("do",))
+        self._check_all(spec.do, ("do",), _Scope(fields))
+        if idle := [name for name in self.agents if name not in self.called]:
+            raise _Problem(("agents", idle[0]), "no step calls it; leave it out")
+        self._check_returned(spec, fields)
+
+    def _check_returned(self, spec: TeamSpec, fields: Collection[str]) -> None:
+        names = spec.return_.of
+        for name in names:
+            self._check_step_name(name, ("return",), fields)
+        if spec.return_.default is None and not _always_run(spec.do) & set(names):
+            steps = ", ".join(names)
+            raise _Problem(
+                ("return",),
+                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the action for "
+                "that case",
+            )
+
+    def _declared(self, steps: Sequence[AnyStep], path: KeyPath) -> dict[str, tuple[str, ...] | None]:
+        """Return the names of steps with their fields. Only both arms of an `if` may have a name twice."""
+        declared: dict[str, tuple[str, ...] | None] = {}
+
+        def add(name: str, fields: tuple[str, ...] | None, where: KeyPath) -> None:
+            if name in declared:
+                raise _Problem(where, f"the step {name!r} is there twice")
+            declared[name] = fields
+
+        for position, step in enumerate(steps):
+            where = (*path, position)
+            if isinstance(step, CallStep | VoteStep) and step.id is not None:
+                if not _ID.fullmatch(step.id):
+                    raise _Problem(
+                        (*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -"
+                    )
+                add(step.id, self._fields(step), (*where, "id"))
+            elif isinstance(step, IfStep):
+                arms = [self._declared(arm, p) for p, arm in children(step, where)]
+                for name in dict.fromkeys([*arms[0], *arms[-1]]):
+                    both = [arm[name] for arm in arms if name in arm]
+                    add(name, both[0] if both[0] == both[-1] else None, where)
+            else:
+                for child_path, child in children(step, where):
+                    for name, fields in self._declared(child, child_path).items():
+                        add(name, fields, child_path)
+        return declared
+
+    def _fields(self, step: CallStep | VoteStep) -> tuple[str, ...] | None:
+        name = step.call if isinstance(step, CallStep) else step.vote
+        if not isinstance(name, str) or name not in self.agents:
+            return None
+        fields = fields_of(self.agents[name])
+        return fields if fields is None or isinstance(step, CallStep) else (*fields, *VOTE_FIELDS)
+
+    def _check_all(self, steps: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> None:
+        if scope.depth >= MAX_NESTING:
+            raise _Problem(path, f"steps are nested more than {MAX_NESTING} deep")
+        for position, step in enumerate(steps):
+            self.count += 1
+            where = (*path, position)
+            if self.count > MAX_STEPS:
+                raise _Problem(where, f"more than {MAX_STEPS} steps")
+            self._check_one(step, where, scope)
+            if isinstance(step, StopStep) and step.stop is None and position + 1 < len(steps):
+                raise _Problem((*path, position + 1), "is never reached, behind stop: always")
+
+    def _check_one(self, step: AnyStep, path: KeyPath, scope: _Scope) -> None:
+        match step:
+            case CallStep():
+                self._check_agent_name(step.call, (*path, "call"))
+                self._check_sees(step.sees, path, scope)
+                if step.unless is not None:
+                    self._check_condition(step.unless, (*path, "unless"), scope)
+            case VoteStep():
+                self._check_vote(step, path, scope)
+            case StopStep():
+                if not scope.stops:
+                    raise _Problem(path, "a stop in a branch of parallel must be in a loop of the branch")
+                if step.stop is not None:
+                    self._check_condition(step.stop, (*path, "stop"), scope)
+            case IfStep():
+                self._check_condition(step.if_, (*path, "if"), scope)
+        for child_path, child in children(step, path):
+            self._check_all(child, child_path, self._inside(step, child, child_path, scope))
+
+    def _inside(self, step: AnyStep, child: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> _Scope:
+        """Return the scope of steps inside another one; a branch does not refer to the steps of others."""
+        fields = scope.fields
+        if isinstance(step, ParallelStep):
+            own_names = self._declared(child, path)
+            others = {name for _, branch in children(step, ()) for name in self._declared(branch, path)}
+            fields = {name: f for name, f in fields.items() if name in own_names or name not in others}
+        loops = isinstance(step, LoopStep)
+        stops = loops or (scope.stops and not isinstance(step, ParallelStep))
+        return _Scope(fields, scope.in_loop or loops, stops, scope.depth + 1)
+
+    def _check_vote(self, step: VoteStep, path: KeyPath, scope: _Scope) -> None:
+        if isinstance(step.vote, str):
+            self._check_agent_name(step.vote, (*path, "vote"))
+            self._check_sees(step.sees, path, scope)
+        else:
+            for position, name in enumerate(step.vote):
+                self._check_step_name(name, (*path, "vote", position), scope.fields)
+        if step.best is not None:
+            self._check_agent_name(step.best, (*path, "best"))
+
+    def _check_agent_name(self, name: str, path: KeyPath) -> None:
+        if name not in self.agents:
+            raise _Problem(path, f"no agent {short(name)}{did_you_mean(name, self.agents)}")
+        self.called.add(name)
+
+    def _check_step_name(self, name: str, path: KeyPath, fields: Collection[str]) -> None:
+        if name not in fields:
+            names = f"; steps: {listed(fields)}" if fields else "; no step has an id"
+            raise _Problem(
+                path, f"no step {short(name)} that is known here{did_you_mean(name, fields)}{names}"
+            )
+
+    def _check_sees(self, sees: Sequence[str] | None, path: KeyPath, scope: _Scope) -> None:
+        for position, name in enumerate(sees or ()):
+            self._check_step_name(name, (*path, "sees", position), scope.fields)
+
+    def _check_condition(self, condition: Condition, path: KeyPath, scope: _Scope) -> None:
+        if condition.loop is not None and not scope.in_loop:
+            raise _Problem(path, "a condition on the loop is outside of every loop")
+        if condition.of is None:
+            return
+        self._check_step_name(condition.of, (*path, "of"), scope.fields)
+        fields = scope.fields[condition.of]
+        if fields is not None and condition.field not in (all_fields := ("action", "valid", *fields)):
+            raise _Problem(
+                (*path, "field"),
+                f"the step {condition.of!r} has no field {short(condition.field)}"
+                f"{did_you_mean(condition.field, all_fields)}; fields: {', '.join(all_fields)}",
+            )
+
+
+def children(step: AnyStep, path: KeyPath) -> Iterator[tuple[KeyPath, list[AnyStep]]]:
+    """Yield the lists of steps inside a step, with their paths."""
+    match step:
+        case LoopStep():
+            yield (*path, "do"), step.do
+        case IfStep():
+            yield (*path, "do"), step.do
+            if step.else_:
+                yield (*path, "else"), step.else_
+        case ParallelStep():
+            for position, branch in enumerate(step.parallel):
+                yield (*path, "parallel", position), branch
+
+
+def step_ids(steps: Sequence[AnyStep]) -> list[str]:
+    """Return the names of all steps of a list and inside them."""
+    names = [step.id for step in steps if isinstance(step, CallStep | VoteStep) and step.id is not None]
+    for step in steps:
+        for _, child in children(step, ()):
+            names += step_ids(child)
+    return list(dict.fromkeys(names))
+
+
+def _count_calls(steps: Sequence[AnyStep]) -> int:
+    """Return the largest number of calls that steps can make."""
+    return sum(map(_calls_of, steps))
+
+
+def _calls_of(step: AnyStep) -> int:
+    match step:
+        case CallStep():
+            return 1
+        case VoteStep():
+            return (step.n or 0) + (step.best is not None)
+        case LoopStep():
+            return step.loop * _count_calls(step.do)
+        case IfStep():
+            return max(_count_calls(step.do), _count_calls(step.else_))
+        case ParallelStep():
+            return sum(map(_count_calls, step.parallel))
+    return 0
+
+
+def _costliest(steps: Sequence[AnyStep], limit: int, path: KeyPath = ("do",)) -> KeyPath:
+    """Return the path of the innermost step that alone makes more calls than `limit`, or of all steps."""
+    for position, step in enumerate(steps):
+        where = (*path, position)
+        if _calls_of(step) > limit:
+            inner = [_costliest(child, limit, child_path) for child_path, child in children(step, where)]
+            lists = [child_path for child_path, _ in children(step, where)]
+            return next((place for place in inner if place not in lists), where)
+    return path
+
+
+def _always_run(steps: Sequence[AnyStep]) -> set[str]:
+    """Return the steps that have run wherever a turn's steps end."""
+    end, stops = _flow(steps, set())
+    ends = [*stops, *([] if end is None else [end])]
+    return set.intersection(*ends) if ends else set()
+
+
+def _flow(steps: Sequence[AnyStep], before: set[str]) -> tuple[set[str] | None, list[set[str]]]:
+    """Return the steps that have run at the end of these (None if it is never reached) and at each of their
+    `stop` that ends more than them.
+    """
+    here = set(before)
+    stops: list[set[str]] = []
+    for step in steps:
+        match step:
+            case CallStep(id=str(), unless=None):
+                here.add(str(step.id))
+            case VoteStep(id=str()) if isinstance(step.vote, str) or here & set(step.vote):
+                here.add(str(step.id))
+            case StopStep():
+                stops.append(set(here))
+                if step.stop is None:
+                    return None, stops
+            case LoopStep():
+                end, ends = _flow(step.do, here)
+                ends += [] if end is None else [end]
+                here = set.intersection(*ends)
+            case ParallelStep():
+                for branch in step.parallel:
+                    end, _ = _flow(branch, here)
+                    here |= end or set()
+            case IfStep():
+                arms = [_flow(step.do, here), _flow(step.else_, here)]
+                stops += [stop for _, arm_stops in arms for stop in arm_stops]
+                reached = [end for end, _ in arms if end is not None]
+                if not reached:
+                    return None, stops
+                here = set.intersection(*reached)
+    return here, stops

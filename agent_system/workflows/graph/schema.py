@@ -1,0 +1,480 @@
+"""The parts of a team file: agents, steps and conditions. `checks.py` checks what they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from agent_system.workflows.graph.source import KeyPath, TeamSource, lookup, short
+from verl.utils.names import did_you_mean
+
+MAX_AGENTS = 64
+MAX_CHOICES = 64
+KINDS = ("call", "loop", "if", "parallel", "vote", "stop")
+NO_STEP = "no step"
+PLAIN_ANSWERS = ("text", "boxed", "number", "python")
+Scalar = str | int | float | bool | None
+
+
+class PartProblem(ValueError):
+    """What is wrong with a part; `key` is the field that it is about, or empty."""
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class FilePart(BaseModel):
+    """A mapping of a team file. Fields have the names of the file, or an alias where Python has the word."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_fields(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            names = [f.alias or name for name, f in cls.model_fields.items()]
+            for key in value:
+                if key not in names and key not in cls.model_fields:
+                    raise PartProblem(
+                        f"no such field{did_you_mean(key, names)}; fields: {', '.join(names)}", str(key)
+                    )
+        return value
+
+
+def _one_of(part: FilePart, names: tuple[str, ...], what: str) -> str:
+    """Return the one field of `names` that is set."""
+    set_names = [name for name in names if name in part.model_fields_set]
+    if len(set_names) != 1:
+        spelled_names = ", ".join(name.rstrip("_") for name in names)
+        raise PartProblem(f"{what} must have exactly one of {spelled_names}")
+    return set_names[0]
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, Scalar):
+        raise PartProblem("expected a text, a number, true, false or null")
+    return value
+
+
+class Quote(FilePart):
+    """How an agent's prompt quotes the replies of the turn.
+
+    Attributes:
+        entry: template of a reply, with `{agent}`, `{role}` (first word of its name), `{text}`, `{action}`.
+        separator: text between replies.
+        empty: text where there is no reply.
+        last: number of replies that are quoted, the newest; None: all.
+    """
+
+    entry: str = "{agent}: {text}"
+    separator: str = ""
+    empty: str = ""
+    last: int | None = Field(default=None, ge=1)
+
+
+class VerdictAnswer(FilePart):
+    """A verdict between `<tag>` and `</tag>`.
+
+    Attributes:
+        tag: name of the tag.
+        approve, reject: words for each, in any case.
+        fallback: what a reply without a verdict counts as; its action is empty.
+    """
+
+    tag: str = "verify"
+    approve: list[str] = Field(default=["approve", "approved"], min_length=1, max_length=MAX_CHOICES)
+    reject: list[str] = Field(default=["reject", "rejected"], min_length=1, max_length=MAX_CHOICES)
+    fallback: Literal["approve", "reject"] = "reject"
+
+
+def _verdict(value: Any) -> Any:
+    return {"tag": value} if isinstance(value, str) else value
+
+
+class AgentAnswer(FilePart):
+    """What of a reply is its action: exactly one of these.
+
+    Attributes:
+        text: the whole reply.
+        boxed: the content of the last box.
+        number: the last number.
+        python: the last block of Python.
+        tag: the content of the last `<tag>`.
+        verdict: see `VerdictAnswer`.
+        code: the last fenced block of one of these languages; of any, if the list is empty.
+        choice: the last of these words that the reply has, in any case.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = (*PLAIN_ANSWERS, "tag", "verdict", "code", "choice")
+
+    text: Literal[True] = True
+    boxed: Literal[True] = True
+    number: Literal[True] = True
+    python: Literal[True] = True
+    tag: str = ""
+    verdict: Annotated[VerdictAnswer, BeforeValidator(_verdict)] = VerdictAnswer()
+    code: list[str] = Field(default=[], max_length=MAX_CHOICES)
+    choice: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default=[], min_length=2, max_length=MAX_CHOICES
+    )
+
+    @property
+    def kind(self) -> str:
+        """The field that is set."""
+        return next(name for name in self.kinds if name in self.model_fields_set)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> AgentAnswer:
+        _one_of(self, self.kinds, "answer")
+        return self
+
+
+def _answer(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in PLAIN_ANSWERS:
+        raise PartProblem(
+            f"no answer {short(value)}{did_you_mean(value, AgentAnswer.kinds)}; one of "
+            f"{', '.join(PLAIN_ANSWERS)}, or a mapping: {{tag: name}}, {{verdict: name}}, "
+            "{code: [language]}, {choice: [word, word]}"
+        )
+    return {value: True}
+
+
+class AgentSpec(FilePart):
+    """An agent.
+
+    Attributes:
+        prompt, system: templates of the messages.
+        variables: names of the observation's info that they use.
+        answer: see `AgentAnswer`.
+        quote: see `Quote`; None: `<agent>: <text>`, separated by blank lines.
+        class_: `workflow/Agent`, a registered class.
+        options: the options of that workflow.
+        like: an agent whose fields this one has, where it says nothing itself.
+        as_: the agent's name for the environment, its own if None.
+        memory: the agent's own memory; none: that of the team.
+        tools: names of functions that it may call.
+        max_rounds: generations of one call with tools.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    variables: list[str] = Field(default=[], max_length=MAX_CHOICES)
+    answer: Annotated[AgentAnswer, BeforeValidator(_answer)] = AgentAnswer(text=True)
+    quote: Quote | None = None
+    class_: str | None = Field(default=None, alias="class")
+    options: dict[str, Any] = {}
+    like: str | None = None
+    as_: str | None = Field(default=None, alias="as")
+    memory: Literal["none", "simple", "search", "summary"] = "none"
+    tools: list[str] = Field(default=[], max_length=MAX_CHOICES)
+    max_rounds: int = Field(default=4, ge=1, le=100)
+
+    def on(self, base: AgentSpec) -> AgentSpec:
+        """Return the agent with the fields of another where it says nothing itself."""
+        ours = {name: getattr(self, name) for name in self.model_fields_set}
+        theirs = {name: getattr(base, name) for name in base.model_fields_set - {"like"}}
+        return AgentSpec.model_construct(_fields_set={*theirs, *ours}, **theirs | ours)
+
+
+COMPARISONS = ("is_", "in_", "below", "above")
+
+
+class Condition(FilePart):
+    """What is compared, and with what; a step that has not run, and a key that is not there, fulfil none.
+
+    Attributes:
+        of: a step.
+        field: `action`, `valid`, or a field of the step's answer.
+        observation: a key of the observation's info.
+        loop: first | last: the round of the loop around the step.
+        is_, in_, below, above: comparisons, one at most; without one the value must be true.
+    """
+
+    of: str | None = None
+    field: str = "action"
+    observation: str | None = None
+    loop: Literal["first", "last"] | None = None
+    is_: Annotated[Any, AfterValidator(_scalar)] = Field(default=None, alias="is")
+    in_: list[Annotated[Any, AfterValidator(_scalar)]] = Field(
+        default=[], alias="in", min_length=1, max_length=MAX_CHOICES
+    )
+    below: float = 0.0
+    above: float = 0.0
+
+    @property
+    def comparison(self) -> str:
+        """The comparison that is set, or an empty text."""
+        return next((name for name in COMPARISONS if name in self.model_fields_set), "")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Condition:
+        kind = _one_of(self, ("of", "observation", "loop"), "a condition")
+        comparisons = self.model_fields_set & set(COMPARISONS)
+        if kind == "loop" and (comparisons or "field" in self.model_fields_set):
+            raise PartProblem("a condition on the loop has no field and no comparison")
+        if kind == "observation" and "field" in self.model_fields_set:
+            raise PartProblem("a condition on the observation has no field")
+        if len(comparisons) > 1:
+            raise PartProblem("a condition has one comparison at most: is, in, below or above")
+        if kind == "of" and self.field == "action" and not comparisons:
+            raise PartProblem("a condition on an action needs a comparison: is, in, below or above")
+        return self
+
+
+class CallStep(FilePart):
+    """A call of an agent.
+
+    Attributes:
+        call: the agent.
+        id: name of the step.
+        unless: condition under which the call is left out.
+        sees: steps whose replies the prompt quotes; None: all before it.
+    """
+
+    kind: ClassVar[str] = "call"
+
+    call: str
+    id: str | None = None
+    unless: Condition | None = None
+    sees: list[str] | None = None
+
+
+class LoopStep(FilePart):
+    """Steps that are repeated, `loop` times at most; a `stop` among them ends it."""
+
+    kind: ClassVar[str] = "loop"
+
+    loop: int = Field(ge=1, le=1_000_000)
+    do: list[Step] = Field(min_length=1)
+
+
+class IfStep(FilePart):
+    """Steps under a condition, and others without it."""
+
+    kind: ClassVar[str] = "if"
+
+    if_: Condition = Field(alias="if")
+    do: list[Step] = Field(min_length=1)
+    else_: list[Step] = Field(default=[], alias="else")
+
+
+class ParallelStep(FilePart):
+    """Branches that run at the same time and do not read each other."""
+
+    kind: ClassVar[str] = "parallel"
+
+    parallel: list[Branch] = Field(min_length=2, max_length=MAX_CHOICES)
+
+
+class VoteStep(FilePart):
+    """The action that most replies have.
+
+    Attributes:
+        vote: an agent, called `n` times at the same time, or earlier steps.
+        n: number of calls.
+        id: name of the step.
+        sees: as of a call.
+        best: an agent that chooses among the replies instead, by number or action; if it names none, the
+            votes are counted.
+    """
+
+    kind: ClassVar[str] = "vote"
+
+    vote: str | list[str]
+    n: int | None = Field(default=None, ge=2, le=1_000_000)
+    id: str | None = None
+    sees: list[str] | None = None
+    best: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_or_steps(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        vote = value.get("vote")
+        steps = isinstance(vote, list) and len(vote) > 1 and all(isinstance(item, str) for item in vote)
+        if not (isinstance(vote, str) or steps):
+            raise PartProblem("expected an agent, or a list of two steps or more", "vote")
+        if isinstance(vote, str) and "n" not in value:
+            raise PartProblem(f"{{vote: {short(vote)}}} needs n, the number of calls")
+        if steps and ("n" in value or "sees" in value):
+            raise PartProblem("a vote of steps has no n and no sees")
+        return value
+
+
+def _stop(value: Any) -> Any:
+    if not isinstance(value, Mapping | Condition) and value != "always":
+        raise PartProblem("expected a condition, or always")
+    return None if value == "always" else value
+
+
+class StopStep(FilePart):
+    """The end of the loop around it, or of the turn outside of loops, under a condition or, if None,
+    always.
+    """
+
+    kind: ClassVar[str] = "stop"
+
+    stop: Annotated[Condition | None, BeforeValidator(_stop)]
+
+
+def _kind_of(value: Any) -> str | None:
+    if not isinstance(value, Mapping):
+        return getattr(value, "kind", NO_STEP)
+    if "spawn" in value:
+        return "spawn"
+    kinds = [kind for kind in KINDS if kind in value]
+    return kinds[0] if len(kinds) == 1 else NO_STEP
+
+
+def _refuse_spawn(value: Any) -> Any:
+    raise PartProblem("spawn is not there yet; use call, loop, if, parallel, vote or stop", "spawn")
+
+
+def _refuse(value: Any) -> Any:
+    raise PartProblem(
+        f"expected a step, a mapping with exactly one of {', '.join(KINDS)}; found {short(value)}"
+    )
+
+
+Step = Annotated[
+    Annotated[CallStep, Tag("call")]
+    | Annotated[LoopStep, Tag("loop")]
+    | Annotated[IfStep, Tag("if")]
+    | Annotated[ParallelStep, Tag("parallel")]
+    | Annotated[VoteStep, Tag("vote")]
+    | Annotated[StopStep, Tag("stop")]
+    | Annotated[Any, BeforeValidator(_refuse_spawn), Tag("spawn")]
+    | Annotated[Any, BeforeValidator(_refuse), Tag(NO_STEP)],
+    Discriminator(_kind_of),
+]
+AnyStep = CallStep | LoopStep | IfStep | ParallelStep | VoteStep | StopStep
+
+
+def _branch(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+Branch = Annotated[list[Step], Field(min_length=1), BeforeValidator(_branch)]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Returned(FilePart):
+    """The step whose action is the team's.
+
+    Attributes:
+        of: steps, the first of which that has run it is.
+        default: the action if none has run.
+    """
+
+    of: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
+    default: str | None = None
+
+
+def _returned(value: Any) -> Any:
+    return {"of": value} if isinstance(value, str | list) else value
+
+
+class TeamSpec(FilePart):
+    """A whole file.
+
+    Attributes:
+        team: version of the format.
+        agents: the agents by name.
+        do: the steps of a turn.
+        return_: see `Returned`.
+        memory: the team's memory across turns; None: that of the agents' classes, or `simple`.
+    """
+
+    team: Literal[1]
+    agents: dict[str, AgentSpec] = Field(min_length=1, max_length=MAX_AGENTS)
+    do: list[Step] = Field(min_length=1)
+    return_: Annotated[Returned, BeforeValidator(_returned)] = Field(alias="return")
+    memory: Literal["none", "simple", "search"] | None = None
+
+
+for _model in (LoopStep, IfStep, ParallelStep, TeamSpec):
+    _model.model_rebuild()
+
+
+def read_spec(source: TeamSource) -> TeamSpec:
+    """Return the parts of a file. Raise AgentSystemError with the first of its problems, and their number."""
+    if not isinstance(source.value, dict):
+        raise source.error(
+            (), f"expected a mapping with team, agents, do and return, found {short(source.value)}"
+        )
+    if source.value.get("team", 1) != 1 or source.value.get("team", 1) is True:
+        raise source.error(
+            ("team",), f"expected 1, the version of the format, found {short(source.value['team'])}"
+        )
+    try:
+        return TeamSpec.model_validate(source.value)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    path, message = min((_translated(p, source.value) for p in problems), key=lambda p: source.place(p[0]))
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise source.error(path, f"{message}{more}")
+
+
+_EXPECTED = {
+    "string_type": "expected a text",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "list_type": "expected a list",
+    "dict_type": "expected a mapping",
+    "model_type": "expected a mapping",
+    "model_attributes_type": "expected a mapping",
+    "missing": "it is missing",
+    "finite_number": "expected a finite number",
+}
+
+
+def _translated(problem: Any, value: Any) -> tuple[KeyPath, str]:
+    """Return the path and the message of an error of pydantic."""
+    path = _path(problem["loc"], value)
+    kind = problem["type"]
+    error = problem.get("ctx", {}).get("error")
+    if isinstance(error, PartProblem):
+        return (*path, error.key) if error.key else path, str(error)
+    if kind == "missing":
+        return path, _EXPECTED[kind]
+    if kind in _EXPECTED:
+        return path, f"{_EXPECTED[kind]}, found {short(problem['input'])}"
+    text = problem["msg"].removeprefix("Input ").replace("List should have", "should have")
+    value_text = "" if isinstance(problem["input"], list | dict) else f", found {short(problem['input'])}"
+    return path, f"it {text}{value_text}"
+
+
+def _path(location: tuple[str | int, ...], value: Any) -> KeyPath:
+    """Return the path in the file of pydantic's location, which has the kind of a step behind its number."""
+    path: KeyPath = ()
+    after_number = False
+    for part in location:
+        here = lookup(value, path)
+        if isinstance(part, int) and isinstance(here, dict):
+            continue  # a branch of one step, which the file may write without a list
+        if after_number and (isinstance(here, dict) or part == NO_STEP):
+            after_number = False
+            continue
+        path = (*path, part)
+        after_number = isinstance(part, int)
+    return path

@@ -1,0 +1,31 @@
+"""The agents of a team file that call tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.tools import ToolAgent, calculator, python
+from agent_system.workflows.graph.agents import GraphAgent, load_tools
+from agent_system.workflows.graph.schema import AgentSpec
+
+SHIPPED: Mapping[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
+
+
+class GraphToolAgent(GraphAgent, ToolAgent):
+    """An agent of a team file with tools; `make_tool_agent` makes a class with those of an agent."""
+
+
+def make_tool_agent(agent_id: str, spec: AgentSpec, tools: Mapping[str, str]) -> GraphToolAgent:
+    """Return an agent with the tools of its file. `tools` maps names to `module:function`.
+
+    Raises AgentSystemError for a function that is not there, or that cannot be a tool.
+    """
+    functions = SHIPPED | load_tools({name: tools[name] for name in spec.tools if name in tools})
+    attributes = {"tools": tuple(functions[name] for name in spec.tools), "max_rounds": spec.max_rounds}
+    try:
+        agent = type("GraphToolAgent", (GraphToolAgent,), attributes)(agent_id, spec)
+    except AgentSystemError as error:
+        raise AgentSystemError(f"the tools of agent {agent_id!r}: {error}") from error
+    return agent

@@ -1,0 +1,1 @@
+"""Products, the rates at which roles are right about them, and tasks."""
