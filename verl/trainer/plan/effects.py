@@ -41,7 +41,8 @@ MODEL = "actor_rollout_ref."
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
-# Keys that are read of an agent that is not trained: served here, or behind an API.
+# Keys whose conditions are checked for an agent that is not trained: served here, or behind an API. Which of
+# its own keys are read at all is in `checks.py`.
 SERVED = ("model.", "rollout.")
 ASKED = ("rollout.val_kwargs.",)
 
