@@ -11,8 +11,11 @@ async def team(task, session):
 
 Outside of training, `ServedSession` is the session of the same program against a served team.
 
-From the body of a request to a `Sample`:
+From the program of an episode over the body of a request to a `Sample` with its reward:
 
+    team.py                 in a run, GatewayOrchestra.play_episode opens the EpisodeRequests of an episode under a
+        |                   key and runs the program
+        v
     POST /v1/chat/completions, /v1/completions, /v1/responses
         |
         v
@@ -43,8 +46,14 @@ From the body of a request to a `Sample`:
     conversations.py        replies -> Completion (completion.py), and an AnsweredPrefix for later requests
         |
         v
-    routes.py               Completion -> JSON or server-sent events; once they are sent the replies count as
-                            delivered, and only delivered replies are trained
+    routes.py               Completion -> JSON or server-sent events; while the client is there to get them the
+        |                   replies count as delivered, and only delivered replies are trained
+        v
+    ../rollout/episode.py   when the program has returned, Episode.record: rewards of the Ledger -> each Sample
+        |                   (player.py calls it, and then the reward functions)
+        v
+    ../rollout/collector.py Collector, when the episodes of a collection have ended: reward/assign.py ->
+                            Sample.reward, batch.py -> the batch
 """
 
 from agent_system.gateway.access import ServedSession

@@ -141,6 +141,7 @@ async def _answer(
         if request.stream:
             return await _stream(http, responder, pending, as_events)
         completion = await pending.answer()
+        # what nobody hears is not trained
         if _is_connected(http):
             responder.deliver(pending)
         return web.json_response(as_object(completion))

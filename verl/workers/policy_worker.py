@@ -210,6 +210,7 @@ class PolicyWorker(EngineWorker):
         if tensors is None or not self._sends:
             return None
         self._release_all_but(BUCKETS - 1)
+        # Every process of the engines receives, or one rollout worker of each, as always of an adapter.
         to_all = self._transfer.direct and adapter is None
         engines = self._engine_ranks // self.config.rollout.tensor_model_parallel_size
         bucket = send_bucket(self._transfer, tensors, self._engine_ranks if to_all else engines)

@@ -1,7 +1,8 @@
 """Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
 Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.plan.effects`
-finds keys without effect.
+finds keys without effect. What needs names of a team, models or data is checked by
+`agent_system.launch.checks.check_run`, which calls `resolve`.
 """
 
 from __future__ import annotations

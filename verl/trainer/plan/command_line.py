@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 CONFIG_NAME = "ppo_trainer"
 KEYS = keys(RunConfig)
 SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count(".") + 1)}
-# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker
-# groups.
 
 
 @cache
@@ -214,6 +212,8 @@ def free_form_sections(program_keys: Mapping[str, Key]) -> tuple[str, ...]:
     return tuple(f"{name}." for name, key in program_keys.items() if isinstance(key.default, dict))
 
 
+# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker
+# groups.
 FREE_FORM = free_form_sections(KEYS)
 # Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the models,
 # which verl may name otherwise.

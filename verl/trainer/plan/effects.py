@@ -41,9 +41,10 @@ MODEL = "actor_rollout_ref."
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
-# Keys that are read of an agent that is not trained: served here, or behind an API.
-SERVED = ("model.", "rollout.")
-ASKED = ("rollout.val_kwargs.",)
+# Keys whose conditions are checked for an agent that is not trained: served here, or behind an API. Which of
+# its own keys are read at all is in `checks.py`.
+CHECKED_OF_SERVED = ("model.", "rollout.")
+CHECKED_OF_API = ("rollout.val_kwargs.",)
 
 
 @dataclass(frozen=True)
@@ -196,17 +197,15 @@ def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
     none for any agent; and keys that follow others, whatever their values are: without the keys that they
     follow, which may be among them, these would be changes.
     """
-    default = RunConfig()
-    run_keys = {name for name in _idle(Scope(config, plan), default) if not name.startswith(MODEL)}
+    run_keys = {name for name in _idle(Scope(config, plan)) if not name.startswith(MODEL)}
     idle = [
-        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent), default)
-        for agent in plan.everyone
+        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent)) for agent in plan.everyone
     ]
     return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
 
 
-def _idle(scope: Scope, default: RunConfig) -> set[str]:
-    changed = {name for name, _, _ in _without_effect(scope, default)}
+def _idle(scope: Scope) -> set[str]:
+    changed = {name for name, _, _ in _without_effect(scope, RunConfig())}
     following = {name for name, key in keys(RunConfig).items() if key.like and unmet(key, scope)}
     return changed | following
 
@@ -216,9 +215,8 @@ def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
     are.
     """
     learns = isinstance(agent, AgentPlacement) and not agent.frozen
-    return learns or (
-        key.startswith(SERVED if isinstance(agent, AgentPlacement) else ASKED) and "log_prob_" not in key
-    )
+    checked = CHECKED_OF_SERVED if isinstance(agent, AgentPlacement) else CHECKED_OF_API
+    return learns or (key.startswith(checked) and "log_prob_" not in key)
 
 
 def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:

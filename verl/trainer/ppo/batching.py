@@ -1,5 +1,5 @@
-"""Split a team's batch by worker group, prepare the parts for their ranks, and combine results in the
-original order.
+"""Split a team's batch by policy (for critics by worker group), prepare the parts for their ranks, and combine
+results in the original order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WHOLE = ("input_ids", "attention_mask", "position_ids")
 
 @dataclass(frozen=True)
 class SubBatch:
-    """Rows of one worker group; `rows` are their indices in the whole batch."""
+    """Rows of one policy or worker group; `rows` are their indices in the whole batch."""
 
     batch: DataProto
     rows: np.ndarray
@@ -50,9 +50,9 @@ def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
-    """Return the inverse of `split_batch_by_wg_ids`: rows of all groups in the original order.
+    """Return the inverse of a split by policies or worker groups: all rows in the original order.
 
-    Tensors of different width (that of the longest row of each group) are padded with zeros on the right.
+    Tensors of different width (that of the longest row of each part) are padded with zeros on the right.
     Raises ValueError if the parts do not cover every row exactly once.
     """
     rows = np.concatenate([p.rows for p in parts.values()])

@@ -130,6 +130,7 @@ class Checkpointer:
             "global_step": self.progress.global_step,
             "generated_tokens": self.progress.generated_tokens,
             "placement": self.plan.signature(),
+            # Of every worker group; when a run resumes, only those of models that are loaded again count.
             "bases": self._models,
             "critic": self._critics,
             "async_training": self.config.async_training.mode,

@@ -1,4 +1,6 @@
-"""FSDP2 training engine. Names are imported on demand: the driver needs `merging.py` alone."""
+"""FSDP2 training engine. Names are imported on demand: the driver imports single files, such as
+`layout_check.py` and `trie.py`, without the engine.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

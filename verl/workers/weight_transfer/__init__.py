@@ -1,5 +1,5 @@
 """Weight transfers from a policy to an engine: `base.py` has the protocol, every other file one transfer
-(`rollout.weight_transfer`).
+(`rollout.weight_transfer`), `broadcast/` the parts of `collective.py`.
 
 Imports no torch, so that a name can be checked before torch is imported.
 """

@@ -1,4 +1,5 @@
-"""Advantage estimators, one file each; importing `core_algos` registers every one.
+"""Advantage estimators, one file each; a run imports the files of its own estimators alone
+(`verl.trainer.plan.registry`).
 
 Common parameters, which docstrings do not repeat:
 
