@@ -22,7 +22,8 @@ def make_tool_agent(agent_id: str, spec: AgentSpec, tools: Mapping[str, str]) ->
 
     Raises AgentSystemError for a function that is not there, or that cannot be a tool.
     """
-    functions = SHIPPED | load_tools({name: tools[name] for name in spec.tools if name in tools})
+    own_tools = load_tools({name: tools[name] for name in spec.tools if name in tools})
+    functions = {**SHIPPED, **own_tools}
     attributes = {"tools": tuple(functions[name] for name in spec.tools), "max_rounds": spec.max_rounds}
     try:
         agent = type("GraphToolAgent", (GraphToolAgent,), attributes)(agent_id, spec)
