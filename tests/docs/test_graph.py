@@ -39,7 +39,7 @@ def test_the_program_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixtur
     (block,) = [b for b in blocks("python") if b.page == PAGE]
     exec(compile(block.text, PAGE, "exec"), {})
     calls, key, chart = capsys.readouterr().out.split("\n", 2)
-    assert (calls, len(key)) == ("7", 16) and chart.startswith("flowchart TD")
+    assert (calls, len(key)) == ("8", 16) and chart.startswith("flowchart TD")
     assert Team.load(folder / "team.json").key() == key
 
 

@@ -1,6 +1,5 @@
 """A team of a file trains: to the bit as the Python team does, and with agents of every kind."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ import pytest
 
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import KL
-from tests.e2e.test_fixed_seed import MATH, digest, outcome
+from tests.e2e.test_fixed_seed import MATH, outcome
 from tests.house.source import ROOT
 
 FILE = ROOT / "agent_system" / "workflows" / "math" / "team_short.yaml"
 OF_FILE = {"agent.orchestra_type": "graph", "agent.orchestra.graph.file": FILE}
 # What the Python team alone counts.
-COUNTED = {"env/loops", "env/verifier/unparsed"}
+COUNTED = ("loops", "verifier/unparsed")
 MIXED = """\
 team: 1
 agents:
@@ -49,7 +48,7 @@ def test_a_seeded_run_of_the_file_gives_the_weights_of_the_python_team(train: Ru
     assert file["weights"] == python["weights"]
     assert file["episodes"] == python["episodes"]
     for ours, theirs in zip(file["metrics"], python["metrics"], strict=True):
-        assert set(theirs) - set(ours) <= COUNTED | {f"val/{name}" for name in COUNTED}
+        assert all(any(word in name for word in COUNTED) for name in set(theirs) - set(ours))
         assert ours == {name: value for name, value in theirs.items() if name in ours}
 
 
@@ -65,8 +64,9 @@ def test_agents_of_every_kind_train_a_policy_each(train: Run, tmp_path: Path, sa
     train(math({**OF_FILE, **changes, **(tree if sampling == "tree" else {})}))
     assert set(weights(tmp_path / "run", 2)) == {"solver", "second", "judge"}
     lines = read_metrics(tmp_path / "run")
-    assert lines[1]["agent/solver/calls"] >= 2 and lines[1]["agent/second/calls"] == 2
-    assert digest(json.dumps(lines[1]).encode())
+    episodes = 2 if sampling == "tree" else 6
+    assert 2 * episodes <= lines[1]["agent/solver/calls"] <= 3 * episodes
+    assert (lines[1]["agent/second/calls"], lines[1]["agent/judge/calls"]) == (2 * episodes, episodes)
 
 
 @pytest.mark.parametrize(

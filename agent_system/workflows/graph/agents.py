@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry, render_entries
-from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SearchMemory, SimpleMemory, SummaryMemory
 from agent_system.projection import (
     Projection,
@@ -94,16 +93,6 @@ def adapt(agent: BaseAgent, spec: AgentSpec) -> None:
         agent.memory_class = MEMORIES[spec.memory]
 
 
-def make(agent_id: str, spec: AgentSpec, tools: Mapping[str, str]) -> BaseAgent:
-    """Return an agent without a class. `tools` maps names of tools to `module:function`."""
-    if not spec.tools:
-        return GraphAgent(agent_id, spec)
-    # tools, which most teams do not have
-    from agent_system.workflows.graph.tool_agent import make_tool_agent
-
-    return make_tool_agent(agent_id, spec, tools)
-
-
 def make_of_class(agent_id: str, spec: AgentSpec, config: Any, env_name: str) -> BaseAgent:
     """Return an agent of a registered class, made with the options of its workflow.
 
@@ -159,20 +148,3 @@ def _choice(choices: Sequence[str]) -> Projector:
         return Projection(action, bool(action), text=visible)
 
     return project
-
-
-def load_tools(tools: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """Return the functions of `name=module:function`. Raise AgentSystemError for one that is not there."""
-    import importlib
-
-    functions = {}
-    for name, place in tools.items():
-        module, colon, function = str(place).partition(":")
-        where = f"agent.orchestra.graph.tools.{name}={place}"
-        if not (colon and function.isidentifier()):
-            raise AgentSystemError(f"{where}: expected module:function")
-        try:
-            functions[name] = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise AgentSystemError(f"{where}: {error}") from error
-    return functions

@@ -17,7 +17,7 @@ from agent_system.memory import Memory, SimpleMemory
 from agent_system.orchestra import BaseOrchestra
 from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry, built_in_workflows
 from agent_system.turn import Turn
-from agent_system.workflows.graph.agents import MEMORIES, GraphAgent, make, make_of_class
+from agent_system.workflows.graph.agents import MEMORIES, GraphAgent, make_of_class
 from agent_system.workflows.graph.checks import MAX_CALLS, children, class_of
 from agent_system.workflows.graph.play import compile_team
 from agent_system.workflows.graph.schema import AgentSpec, AnyStep, VoteStep
@@ -96,8 +96,14 @@ class GraphOrchestra(BaseOrchestra):
         if agent_id not in self.agents:
             self._check_names([*self.agents, agent_id])
         spec = self.team.agents[agent_id]
+        if spec.tools:
+            from agent_system.workflows.graph.tool_agent import (
+                make_tool_agent,  # which most teams do not have
+            )
+
+            return make_tool_agent(agent_id, spec, self.config.tools)
         if spec.class_ is None:
-            return make(agent_id, spec, self.config.tools)
+            return GraphAgent(agent_id, spec)
         try:
             return make_of_class(agent_id, spec, self._workflows[agent_id].config, env_name)
         except AgentSystemError as error:

@@ -352,7 +352,7 @@ def _value_of(condition: Condition) -> Callable[[TurnState], Any]:
     step = condition.of
     field = condition.field
     if step is None:
-        key = condition.observation
+        key = condition.observation or ""
         return lambda state: state.turn.observation.info.get(key, MISSING)
 
     def field_of(state: TurnState) -> Any:

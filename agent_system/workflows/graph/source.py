@@ -16,6 +16,7 @@ import reprlib
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -354,7 +355,7 @@ class _Json:
 
     def _string(self) -> _Event:
         try:
-            value, end = json.decoder.scanstring(self._text, self._at + 1, True)
+            value, end = scanstring(self._text, self._at + 1, True)
         except json.JSONDecodeError as error:
             self._at = min(error.pos, len(self._text))
             raise self._problem(error.msg) from error
