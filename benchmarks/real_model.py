@@ -259,6 +259,12 @@ def main() -> None:
         model, train, result, sizes = json.loads(args.peer)
         train_peer(model, train, result, Size(*sizes))
         return
+    rows = args.tasks * args.group
+    if rows > PEER_ROWS and rows % PEER_ROWS:
+        parser.error(
+            f"--tasks {args.tasks} x --group {args.group} = {rows} rows: expected at most {PEER_ROWS}, or a "
+            f"multiple of {PEER_ROWS}, the rows of a micro-batch of the peer"
+        )
     from examples.smollm2.words import model_file
     from verl.models.gguf import converted
 

@@ -72,3 +72,33 @@ def test_a_saved_configuration_is_what_omegaconf_writes(tmp_path: Path) -> None:
     OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / "theirs.yaml")
     assert (tmp_path / "ours.yaml").read_bytes() == (tmp_path / "theirs.yaml").read_bytes()
     assert command_line.load_config(tmp_path / "ours.yaml") == config
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_became(
+    tmp_path: Path, on: bool
+) -> None:
+    saved = asdict(command_line.compose_config(TEAM))
+    saved["agent"] |= {"model_sharing": on, "specialization": None}
+    saved["actor_rollout_ref"]["actor"] |= {
+        "use_invalid_action_penalty": on,
+        "invalid_action_penalty_coef": 0.1,
+        "use_adaptive_ppo_mini_batch_size": on,
+        "ppo_mini_update_num": 10,
+    }
+    saved["critic"] |= {"use_adaptive_ppo_mini_batch_size": on, "ppo_mini_update_num": 7}
+    OmegaConf.save(OmegaConf.create(saved), tmp_path / "config.yaml")
+    config = command_line.load_config(tmp_path / "config.yaml")
+    actor = config.actor_rollout_ref.actor
+    read = (actor.invalid_action_penalty_coef, actor.ppo_mini_update_num, config.critic.ppo_mini_update_num)
+    assert (config.agent.specialization, *read) == (
+        ("prompt", 0.1, 10, 7) if on else ("full", 0.0, None, None)
+    )
+
+
+@pytest.mark.parametrize("text", ["- a\n", "agent: word\n", "agent: {nothing: 1}\n", "{"])
+def test_a_file_that_is_no_configuration_is_refused_by_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config.yaml is not a configuration.*") as caught:
+        command_line.load_config(tmp_path / "config.yaml")
+    assert "\n" not in str(caught.value)

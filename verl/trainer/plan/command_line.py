@@ -362,15 +362,22 @@ def _dumper() -> type[OmegaConfDumper]:
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read a file of `save_config`. Raises ValueError for a file with keys or values unknown to this
-    version.
+    """Read a file of `save_config`, also of an earlier version. Raises ValueError for a file with keys or
+    values unknown to this version.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from verl.trainer.plan.earlier_files import with_present_keys
+
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
+        saved = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(saved, dict):
+            raise ValueError(f"{path} is not a configuration: it holds no keys")
+        config = OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(RunConfig), with_present_keys(saved))
+        )
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
             f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; remove or "
