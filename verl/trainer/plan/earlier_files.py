@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 
-def with_present_keys(saved: dict[str, Any]) -> dict[str, Any]:
+def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     """Return the tree of a file with each switch that became a value of another key as that value.
 
     A switch that was off had left the number beside it without effect, so the number goes as well. Sections
@@ -26,6 +26,6 @@ def with_present_keys(saved: dict[str, Any]) -> dict[str, Any]:
     return saved
 
 
-def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+def _section(tree: dict[Any, Any], name: str) -> dict[Any, Any]:
     section = tree.get(name)
     return section if isinstance(section, dict) else {}
