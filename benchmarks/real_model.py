@@ -197,7 +197,8 @@ def keys_of_the_team(model: Path, folder: Path, size: Size) -> list[str]:
     """Return the keys of the team of `examples/run_smollm2.sh`."""
     return [
         "agent.plugins=[examples.smollm2.team]", "agent.orchestra_type=animals", "env.env_name=animals",
-        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "algorithm.adv_estimator=grpo", f"env.rollout.n={size.group}",
+        "agent.agent_ids=[Finder,Checker]", "agent.specialization=lora", "algorithm.adv_estimator=grpo",
+        f"env.rollout.n={size.group}",
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.lora_rank=16",
         "actor_rollout_ref.actor.optim.lr=3e-4", f"data.train_files={folder / 'train.jsonl'}",
         "data.val_files=null", f"data.train_batch_size={size.tasks}", "data.max_prompt_length=96",
