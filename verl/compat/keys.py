@@ -416,7 +416,8 @@ DR_MAS_TWINS: tuple[VerlKey, ...] = (
     *(
         _renamed(
             f"{section}.invalid_action_penalty_coef", f"{section}.invalid_action_penalty_coef",
-            note="0: no penalty", take=beside_switch("invalid_action_penalty_coef", "use_invalid_action_penalty"),
+            note="0: no penalty",
+            take=beside_switch("invalid_action_penalty_coef", "use_invalid_action_penalty"),
         )
         for section in (ACTOR, f"{PER_AGENT}.actor")
     ),
@@ -429,7 +430,7 @@ DR_MAS_TWINS: tuple[VerlKey, ...] = (
     ),
     _renamed(
         f"{PER_AGENT}.actor.use_adaptive_ppo_mini_batch_size", f"{PER_AGENT}.actor.ppo_mini_update_num",
-        note="one number per agent, such as [10,null]; null: the common one, by default by ppo_mini_batch_size",
+        note="one number per agent, such as [10,null]; null: the common one",
         take=numbers_of_updates,
     ),
     *(

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
-from verl.trainer.config.spec import ConfigError, as_typed, followers, with_values
+from verl.trainer.config.spec import ConfigError, followers, with_values
 from verl.utils.names import value_at
 
 WHERE = "agent.agent_specific_parameters"
@@ -79,10 +79,6 @@ def _agent_values(
     for name, value in tree.items():
         here = f"{where}.{name}"
         if name not in field_names:
-            from verl.compat.keys import find_verl_key
-
-            if verls := find_verl_key(here):
-                raise PlacementError(f"{here}={as_typed(value)}; {verls.hint()}")
             raise PlacementError(
                 f"{here}: no such key under actor_rollout_ref; known there: {sorted(field_names)}"
             )

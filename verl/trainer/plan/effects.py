@@ -9,9 +9,8 @@ one of
   front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
 - one of `FACTS`, which depend on several keys.
 
-A key is changed if its value is neither the default nor that of the key that it follows. It has an effect if a
-key that follows it has one. An estimator or a
-loss that a plug-in registered may read any key.
+A key is changed if its value is neither the default nor that of the key that it follows. It has an effect
+if a key that follows it has one. An estimator or a loss that a plug-in registered may read any key.
 """
 
 from __future__ import annotations
