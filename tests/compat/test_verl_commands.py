@@ -317,6 +317,148 @@ def test_a_switch_of_dr_mas_becomes_the_value_of_the_key_beside_it(
     assert config.data.train_batch_size == (1024 if marker else 16)
 
 
+ACTOR, OWN_ACTOR = "actor_rollout_ref.actor", f"{PER_AGENT}.actor"
+PENALTY = ("use_invalid_action_penalty", "invalid_action_penalty_coef")
+UPDATES = ("use_adaptive_ppo_mini_batch_size", "ppo_mini_update_num")
+MARKERS = pytest.mark.parametrize("marker", [[], ["env.seed=3"]])
+
+
+@MARKERS
+@pytest.mark.parametrize(
+    ("typed", "number"),
+    [
+        (["critic.{}=false"], None),
+        (["critic.{}=false", "critic.ppo_mini_update_num=3"], None),
+        (["critic.{}=true"], 10),
+        (["critic.{}=true", "critic.ppo_mini_update_num=3"], 3),
+    ],
+)
+def test_a_switch_of_the_critic_is_its_own(marker: list[str], typed: list[str], number: int | None) -> None:
+    policy = [f"{ACTOR}.{UPDATES[0]}=true", f"{ACTOR}.{UPDATES[1]}=4", "algorithm.adv_estimator=gae"]
+    config = compose_config([*policy, *marker, *(setting.format(UPDATES[0]) for setting in typed)])
+    assert (config.actor_rollout_ref.actor.ppo_mini_update_num, config.critic.ppo_mini_update_num) == (
+        4,
+        number,
+    )
+
+
+@MARKERS
+@pytest.mark.parametrize(
+    ("names", "typed", "values"),
+    [
+        (PENALTY, ["own.switch=[true,false]"], [0.1, 0.0]),
+        (PENALTY, ["own.switch=[True,null]"], [0.1, None]),
+        (PENALTY, ["own.switch=[true,false]", "common.value=0.3"], [0.3, 0.0]),
+        (PENALTY, ["own.switch=[true,null]", "common.switch=false", "common.value=0.3"], [0.3, None]),
+        (PENALTY, ["own.switch=[true,true]", "own.value=[0.2,null]"], [0.2, 0.1]),
+        (PENALTY, ["own.switch=[true,false]", "own.value=[0.2,0]"], [0.2, 0.0]),
+        (PENALTY, ["common.switch=true", "own.value=[0.2,0.4]"], [0.2, 0.4]),
+        (PENALTY, ["common.switch=false", "own.value=[0,null]"], [0, None]),
+        (PENALTY, ["common.switch=false", "own.switch=[true,true]", "own.value=[0.2,0.4]"], [0.2, 0.4]),
+        (UPDATES, ["own.switch=[true,true]"], [10, 10]),
+        (UPDATES, ["own.switch=[true,false]"], [10, None]),
+        (UPDATES, ["own.switch=[true,false]", "common.switch=false", "common.value=3"], [3, None]),
+        (UPDATES, ["own.switch=[true,null]", "own.value=[2,null]"], [2, None]),
+        (UPDATES, ["common.switch=true", "own.value=[2,4]"], [2, 4]),
+    ],
+)
+def test_a_switch_of_agents_becomes_their_values(
+    marker: list[str], names: tuple[str, str], typed: list[str], values: list[object]
+) -> None:
+    config = compose_config([*_in_full(names, typed), *marker])
+    assert config.agent.agent_specific_parameters == {"actor": {names[1]: values}}
+
+
+OFF = [
+    (["common.switch=false"], 0),
+    (["own.switch=[true,false]"], 0),
+    (["common.switch=false", "own.switch=[true,null]"], 0),
+]
+
+
+@MARKERS
+@pytest.mark.parametrize(
+    ("names", "value", "switches", "first"),
+    [
+        *((PENALTY, "[0.1,0.2]", *off) for off in OFF),
+        *((UPDATES, "[2,4]", *off) for off in OFF),
+        # null, the number of updates for off, stands for the common value: the next test
+        (PENALTY, "[0.1,0.2]", ["common.switch=true", "own.switch=[false,false]"], 1),
+    ],
+)
+def test_a_switch_that_is_off_beside_a_value_of_an_agent_is_an_error_that_names_both(
+    marker: list[str], names: tuple[str, str], value: str, switches: list[str], first: int
+) -> None:
+    own_value = _in_full(names, [f"own.value={value}"])
+    typed = _in_full(names, switches)
+    for order in ([*typed, *own_value], [*own_value, *typed]):
+        with pytest.raises(ConfigError) as refused:
+            compose_config([*order, *marker])
+        assert f"{typed[first]} and {own_value[0]} set the same key" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "typed", "new"),
+    [
+        (UPDATES, ["own.switch=[true,false]", "common.value=3"], "ppo_mini_update_num: one number per agent"),
+        (UPDATES, ["own.switch=[false,true]", "common.switch=true"], "ppo_mini_update_num: one number per"),
+        (UPDATES, ["own.switch=true"], "ppo_mini_update_num: one number per agent, such as [10,null]"),
+        (PENALTY, ["own.switch=true"], "invalid_action_penalty_coef: one number per agent, such as [0.1,0]"),
+        (PENALTY, ["own.switch=[yes,1.5]"], "invalid_action_penalty_coef: one number per agent"),
+        (PENALTY, ["own.switch=[true,true]", "own.value=[1]"], "invalid_action_penalty_coef: one number per"),
+    ],
+)
+def test_a_switch_of_agents_that_has_no_values_names_the_key_and_the_list(
+    tmp_path: Path, names: tuple[str, str], typed: list[str], new: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    overrides = _in_full(names, typed)
+    with pytest.raises(ConfigError) as refused:
+        resolve(
+            compose_config([*overrides, "agent.agent_ids=[A,B]", f"actor_rollout_ref.model.path={tmp_path}"])
+        )
+    assert f"here {OWN_ACTOR}.{new}" in str(refused.value) and f"{OWN_ACTOR}.{names[0]}=" in str(
+        refused.value
+    )
+
+
+def _in_full(names: tuple[str, str], typed: list[str]) -> list[str]:
+    """Return settings with the names of a switch and its value for `own.switch`, `common.value`, ..."""
+    sections = {"own": OWN_ACTOR, "common": ACTOR}
+    leaves = dict(zip(("switch", "value"), names, strict=True))
+    pairs = [setting.split("=", 1) for setting in typed]
+    return [
+        f"{sections[key.partition('.')[0]]}.{leaves[key.partition('.')[2]]}={value}" for key, value in pairs
+    ]
+
+
+@pytest.mark.parametrize("section", ["rollout", "ref"])
+def test_a_key_is_not_left_out_while_a_key_that_follows_it_has_an_effect(
+    section: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    leader = f"{ACTOR}.ppo_max_token_len_per_gpu=4096"
+    given = [f"{ACTOR}.use_dynamic_bsz=False", leader, "data.truncation=error", f"{ACTOR}.ppo_epochs=2",
+             f"actor_rollout_ref.model.path={tmp_path}", f"{ACTOR}.use_kl_loss=True"]  # fmt: skip
+    follower = f"actor_rollout_ref.{section}.log_prob_use_dynamic_bsz=True"
+    config = compose_config([*given, follower])
+    assert getattr(config.actor_rollout_ref, section).log_prob_max_token_len_per_gpu == 4096
+    resolve_defaults(config)
+    resolve(config)
+    assert compose_config(given).actor_rollout_ref.actor.ppo_max_token_len_per_gpu is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["data.max_response_length", "data.max_prompt_length", "actor_rollout_ref.rollout.response_length",
+     "trainer.num_threads", "actor_rollout_ref.actor.use_kl_loss", f"{ACTOR}.ppo_mini_update_num"],
+)  # fmt: skip
+def test_the_warning_has_no_default_that_means_the_value_of_another_key(key: str) -> None:
+    value = "False" if "use_kl" in key else "null" if "update_num" in key else "64"
+    said = translate([f"{key}={value}", "data.truncation=error"]).warning()
+    assert "=null" not in said and "num_threads=0" not in said
+
+
 def test_a_critic_follows_the_policy_only_where_it_does_in_verl() -> None:
     actor = "actor_rollout_ref.actor"
     changed = {"ppo_epochs": 2, "grad_clip": 3.0, "ppo_mini_update_num": 4}

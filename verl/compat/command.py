@@ -5,6 +5,7 @@ what was translated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import DR_MAS_TWINS, VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
@@ -78,6 +79,9 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
             before, setter = values.setdefault(name, (value, override))
             if key_of(setter) != key and not same(before, value):
                 command.contradictions.append((setter.lstrip("+"), override.lstrip("+")))
+        if translation is not None and translation.against:
+            other_setting = f"{translation.against}={settings[translation.against]}"
+            command.contradictions.append((override.lstrip("+"), other_setting))
         if translation is None:
             is_plain = command.translated and not override.startswith("-")
             command.overrides.append(override.lstrip("+") if is_plain else override)
@@ -116,4 +120,4 @@ def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> 
     )
     if translation is None:
         return Translation(listed=False) if default else None
-    return Translation(translation.overrides, translation.listed, translation.note or entry.note)
+    return replace(translation, note=translation.note or entry.note)

@@ -126,9 +126,13 @@ def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]
         defaults |= ALONE
         if any(plain(translated.get(key, "null")) != "null" for key in (FUNCTION, "reward.model.kind")):
             defaults["env.params.graded"] = "false"
-    defaults |= {
+    own_defaults = {
         key: as_typed(keys(RunConfig)[key].default)
         for key, leader in followers(RunConfig).items()
         if leader in translated and key not in FOLLOW and key not in defaults
+    }
+    leaders = followers(RunConfig)
+    defaults |= {
+        key: value for key, value in own_defaults.items() if not same(value, translated[leaders[key]])
     }
     return {key: value for key, value in defaults.items() if key not in translated}

@@ -22,8 +22,10 @@ from verl.compat.fully_async import (
     zero_batch,
 )
 from verl.compat.values import (
+    PER_AGENT,
     Take,
     below,
+    beside_switch,
     both,
     carried,
     carried_per_agent,
@@ -39,13 +41,13 @@ from verl.compat.values import (
     no_effect,
     nothing,
     number_of_updates,
+    numbers_of_updates,
     own_values,
     penalty_switch,
+    penalty_switches,
     reward_manager,
     scored_by_model,
     shared_policy,
-    unused_number,
-    unused_penalty,
     unused_tool,
     within_a_node,
     within_the_policy,
@@ -408,8 +410,16 @@ DR_MAS_TWINS: tuple[VerlKey, ...] = (
         note="0: no penalty", take=penalty_switch,
     ),
     _renamed(
-        f"{ACTOR}.invalid_action_penalty_coef", f"{ACTOR}.invalid_action_penalty_coef",
-        note="0: no penalty", take=unused_penalty,
+        f"{PER_AGENT}.actor.use_invalid_action_penalty", f"{PER_AGENT}.actor.invalid_action_penalty_coef",
+        note="one number per agent, such as [0.1,0]; 0: no penalty", take=penalty_switches,
+    ),
+    *(
+        _renamed(
+            f"{section}.invalid_action_penalty_coef", f"{section}.invalid_action_penalty_coef",
+            note="0: no penalty",
+            take=beside_switch("invalid_action_penalty_coef", "use_invalid_action_penalty"),
+        )
+        for section in (ACTOR, f"{PER_AGENT}.actor")
     ),
     *(
         _renamed(
@@ -418,12 +428,18 @@ DR_MAS_TWINS: tuple[VerlKey, ...] = (
         )
         for section in (ACTOR, "critic")
     ),
+    _renamed(
+        f"{PER_AGENT}.actor.use_adaptive_ppo_mini_batch_size", f"{PER_AGENT}.actor.ppo_mini_update_num",
+        note="one number per agent, such as [10,null]; null: the common one",
+        take=numbers_of_updates,
+    ),
     *(
         _renamed(
             f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
-            note="null: by ppo_mini_batch_size", take=unused_number,
+            note="null: by ppo_mini_batch_size",
+            take=beside_switch("ppo_mini_update_num", "use_adaptive_ppo_mini_batch_size"),
         )
-        for section in (ACTOR, "critic")
+        for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
     ),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of the two

@@ -44,11 +44,13 @@ class Translation:
         overrides: key -> value here; empty if the setting is left out.
         listed: the warning about the translation names it; False if the value says what is so anyway.
         note: replaces the entry's note in that warning.
+        against: key of another setting of the command that the setting contradicts; empty if there is none.
     """
 
     overrides: Mapping[str, str] = field(default_factory=dict)
     listed: bool = True
     note: str = ""
+    against: str = ""
 
 
 # The first line of its docstring says in docs/upstream_map.md what becomes of a value.
@@ -140,35 +142,85 @@ def shared_policy(setting: Setting) -> Translation | None:
 
 def penalty_switch(setting: Setting) -> Translation | None:
     """Translated: false to 0, true to 0.1 unless the coefficient is in the command."""
-    coefficient = setting.here[0]
-    if setting.plain == "true":
-        values = {} if coefficient in setting.command else {coefficient: "0.1"}
-    elif setting.plain == "false":
-        values = {coefficient: "0.0"}
-    else:
-        return None
-    return Translation(values, listed=False)
-
-
-def unused_penalty(setting: Setting) -> Translation | None:
-    """Left out beside use_invalid_action_penalty=false."""
-    switch = setting.key.replace("invalid_action_penalty_coef", "use_invalid_action_penalty")
-    return Translation(listed=False) if plain(setting.command.get(switch, "true")) == "false" else None
+    return _switched(setting, on="0.1", off="0.0")
 
 
 def number_of_updates(setting: Setting) -> Translation | None:
-    """Translated: true to 10 unless the number is in the command; left out if false."""
-    number = setting.here[0]
-    if setting.plain not in ("true", "false"):
+    """Translated: false to null, true to 10 unless the number is in the command."""
+    return _switched(setting, on="10", off="null")
+
+
+def _switched(setting: Setting, on: str, off: str) -> Translation | None:
+    """Return the value of the key beside a switch, which is `on` unless it is in the command."""
+    key = setting.here[0]
+    if setting.plain == "true":
+        is_set = plain(setting.command.get(key, "null")) != "null"
+        return Translation({} if is_set else {key: on}, listed=False)
+    if setting.plain != "false":
         return None
-    is_new = setting.plain == "true" and number not in setting.command
-    return Translation({number: "10"} if is_new else {}, listed=False)
+    per_agent = key.replace("actor_rollout_ref", PER_AGENT, 1)
+    values = _elements(setting.command, per_agent) if per_agent != key else []
+    switch = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
+    switches = _elements(setting.command, switch) or [None] * len(values)
+    ignored = any(
+        value not in (None, 0) and own is None for value, own in zip(values, switches, strict=False)
+    )
+    return Translation({key: off}, listed=False, against=per_agent if ignored else "")
 
 
-def unused_number(setting: Setting) -> Translation | None:
-    """Left out beside use_adaptive_ppo_mini_batch_size=false."""
-    switch = setting.key.replace("ppo_mini_update_num", "use_adaptive_ppo_mini_batch_size")
-    return Translation(listed=False) if plain(setting.command.get(switch, "true")) == "false" else None
+def penalty_switches(setting: Setting) -> Translation | None:
+    """Translated for each agent: false to 0, true to its coefficient, else the common one, else 0.1."""
+    return _switched_per_agent(setting, on="0.1", off="0.0")
+
+
+def numbers_of_updates(setting: Setting) -> Translation | None:
+    """Translated for each agent: true to its number, else the common one, else 10; false to null, but refused
+    beside a common number.
+    """
+    return _switched_per_agent(setting, on="10", off="null")
+
+
+def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | None:
+    key = setting.here[0]
+    common_key, common_switch = (
+        name.replace(PER_AGENT, "actor_rollout_ref", 1) for name in (key, setting.key)
+    )
+    common = plain(setting.command.get(common_key, "null"))
+    switches = _read(setting.value)
+    if not isinstance(switches, list) or any(switch not in (True, False, None) for switch in switches):
+        return None
+    values = _elements(setting.command, key) or [None] * len(switches)
+    is_on = plain(setting.command.get(common_switch, str(common != "null"))) == "true"
+    # null, which stands for the common value, cannot switch it off
+    if len(values) != len(switches) or (off == "null" and is_on and False in switches):
+        return None
+    default = on if common == "null" else common
+    texts = [
+        off if switch is False else str(value) if value is not None else default if switch else "null"
+        for switch, value in zip(switches, values, strict=True)
+    ]
+    ignored = any(
+        switch is False and value not in (None, 0) for switch, value in zip(switches, values, strict=True)
+    )
+    return Translation({key: f"[{','.join(texts)}]"}, listed=False, against=key if ignored else "")
+
+
+def _elements(command: Mapping[str, str], key: str) -> list[Any]:
+    """Return the values of the agents for a key; [] if it is not in the command, or no list."""
+    values = _read(command.get(key, "null"))
+    return values if isinstance(values, list) else []
+
+
+def beside_switch(name: str, switch: str) -> Take:
+    """Leave out the value of a key, whose last part is `name`, that a switch decides."""
+
+    def take(setting: Setting) -> Translation | None:
+        value = setting.command.get(setting.key.replace(name, switch))
+        is_decided = value is not None and (setting.key.startswith(PER_AGENT) or plain(value) == "false")
+        return Translation(listed=False) if is_decided else None
+
+    take.__doc__ = f"Left out beside {switch}=false, and of agents beside their {switch}."
+    return take
 
 
 def unused_tool(setting: Setting) -> Translation | None:

@@ -305,12 +305,14 @@ class ValSamplingConfig:
         "maximum number of new tokens of a reply in validation; default: as in training",
         ge=1,
         like=f"{ROLLOUT}.response_length",
+        at_use=True,
     )
     stop: Optional[list[str]] = key(
         None,
         "stop strings in validation; default: as in training; []: none",
         check=_stops,
         like=f"{ROLLOUT}.stop",
+        at_use=True,
     )
 
 
@@ -332,12 +334,14 @@ class RolloutConfig:
         "maximum number of new tokens of a reply; default: data.max_response_length",
         ge=1,
         like="data.max_response_length",
+        at_use=True,
     )
     prompt_length: Optional[int] = key(
         None,
         "maximum length of a prompt, in tokens; default: data.max_prompt_length",
         ge=1,
         like="data.max_prompt_length",
+        at_use=True,
     )
     stop: list[str] = key(
         [],
@@ -403,6 +407,7 @@ class RolloutConfig:
         ge=0,
         le=1024,
         like="trainer.num_threads",
+        at_use=True,
     )
     update_bucket_mb: int = key(
         256, "size of the buckets in which weights are sent to the engine, in MiB", ge=1

@@ -54,6 +54,7 @@ class Key:
             `{}` stands for the section.
         always: the conditions of its section do not count for it.
         like: key whose value it has unless it is set, by its full name; empty: it has a default of its own.
+        at_use: it keeps its default, for which those who read it take the value of `like`, that of the agent.
         same_as: section with the same key, where it is documented; filled in by `keys`.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
@@ -71,6 +72,7 @@ class Key:
     effect: tuple[str, ...] = ()
     always: bool = False
     like: str = ""
+    at_use: bool = False
     same_as: str = ""
     name: str = ""
     default: Any = None
@@ -214,8 +216,10 @@ def keys(cls: type) -> Mapping[str, Key]:
 
 
 def followers(cls: type) -> Mapping[str, str]:
-    """Return the keys that have the value of another key unless they are set, with that key."""
-    return {name: declared.like for name, declared in keys(cls).items() if declared.like}
+    """Return the keys that are composed with the value of another key unless they are set, with that key:
+    those with `like`, but not `at_use`.
+    """
+    return {name: key.like for name, key in keys(cls).items() if key.like and not key.at_use}
 
 
 def _keys(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig
+from verl.trainer.config import ActorRolloutRefConfig, RunConfig
 from verl.trainer.config.spec import ConfigError, followers, with_values
 from verl.utils.names import value_at
 
 WHERE = "agent.agent_specific_parameters"
+COMMON = "actor_rollout_ref."
 
 
 class PlacementError(ConfigError):
@@ -38,13 +39,35 @@ def config_of(
         raise PlacementError(f"{WHERE}.model.path: models are assigned by agent.model_ids; set them there")
     config = deepcopy(with_values(base, agent_values, WHERE, who=f" (agent '{names[index]}')"))
     own_keys = frozenset(_leaves(agent_values))
+    listed_keys = _leaves(overrides)
     for name, like in followers(ActorRolloutRefConfig).items():
-        leader = like.removeprefix("actor_rollout_ref.")
+        leader = like.removeprefix(COMMON)
         # a common value of its own stays
-        if leader in own_keys and name not in own_keys and value_at(base, name) == value_at(base, leader):
+        if leader in own_keys and name not in listed_keys and value_at(base, name) == value_at(base, leader):
             section, _, leaf = name.rpartition(".")
             setattr(value_at(config, section), leaf, value_at(config, leader))
     return replace(config, model=replace(config.model, path=model)), own_keys
+
+
+def keep_common_values(config: RunConfig, set_keys: Collection[str]) -> None:
+    """Give each agent the common value of a key that was set, where agents have own values of the key that it
+    follows: if both common values are equal, `config_of` cannot know that it was set.
+
+    Args:
+        config: is changed.
+        set_keys: keys with leaders that were set, by their full names.
+    """
+    tree = config.agent.agent_specific_parameters
+    listed_keys = _leaves(tree)
+    for name, like in followers(ActorRolloutRefConfig).items():
+        leader = like.removeprefix(COMMON)
+        if f"{COMMON}{name}" not in set_keys or leader not in listed_keys or name in listed_keys:
+            continue
+        value = value_at(config.actor_rollout_ref, name)
+        section, _, leaf = name.rpartition(".")
+        is_equal = value == value_at(config.actor_rollout_ref, leader)
+        if is_equal and isinstance(tree.setdefault(section, {}), dict):
+            tree[section][leaf] = [value] * len(config.agent.agent_ids)
 
 
 def _agent_values(

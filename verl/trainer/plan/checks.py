@@ -27,7 +27,7 @@ from verl.trainer.config import (
 )
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.reward import known_terms
-from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, check_values
+from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, as_typed, check_values, followers
 from verl.trainer.plan.agents import AgentPlan, averages_trajectories, own_keys
 from verl.trainer.plan.devices import assign_devices, assign_engines, check_engine_spans
 from verl.trainer.plan.effects import check_effect
@@ -364,26 +364,37 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
             )
 
 
-def _check_models(config: RunConfig, placement: Placement) -> None:
+def _check_models(config: RunConfig, plan: RunPlan) -> None:
     tasks = config.data.train_batch_size
-    _check_mini_batch(
-        config.critic.ppo_mini_batch_size,
-        f"critic.ppo_mini_batch_size={config.critic.ppo_mini_batch_size}",
-        tasks,
-    )
-    _check_attention(
-        config.critic.model, "fsdp.dtype", lambda name: f"critic.{name}={value_at(config.critic, name)}"
-    )
-    for agent in placement.everyone:
+    for agent in plan.everyone:
         _check_mini_batch(
             agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks
         )
         check_skipping(config.algorithm, agent)
-        if agent in placement.trained:
+        if agent in plan.trained:
             dtype = "actor.fsdp_config.dtype"
             _check_attention(agent.config.model, dtype, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
         transfer = agent.config.rollout.weight_transfer
         check_transfer(config.trainer, config.rollout, transfer, _shown(agent, "rollout.weight_transfer"))
+    if plan.critics:
+        size = "ppo_mini_batch_size"
+        _check_mini_batch(config.critic.ppo_mini_batch_size, _shown_of_critic(config, size), tasks)
+        follows = _leader(config, "critic.model.attn_implementation") is not None
+        _check_attention(
+            config.critic.model, "fsdp.dtype", lambda name: _shown_of_critic(config, name, follows)
+        )
+
+
+def _leader(config: RunConfig, key: str) -> str | None:
+    """Return the key whose value a key has; None for a key with a value of its own."""
+    leader = followers(RunConfig).get(key)
+    return leader if leader and value_at(config, leader) == value_at(config, key) else None
+
+
+def _shown_of_critic(config: RunConfig, name: str, follows: bool = True) -> str:
+    """Return `key=value` of critics, with the key of the policy if `follows` and they have its value."""
+    key = f"critic.{name}"
+    return f"{(_leader(config, key) if follows else None) or key}={as_typed(value_at(config, key))}"
 
 
 def _check_mini_batch(size: int, setting: str, tasks: int) -> None:

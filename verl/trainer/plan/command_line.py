@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from verl.trainer.config.command import Command, fail, key_of, split
 from verl.trainer.config.run import RunConfig
-from verl.trainer.config.spec import ConfigError, Key, keys, type_text
+from verl.trainer.config.spec import ConfigError, Key, followers, keys, type_text
+from verl.trainer.plan.agent_overrides import WHERE as PER_AGENT
+from verl.trainer.plan.agent_overrides import keep_common_values
 from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
 
@@ -38,12 +40,7 @@ def register_config() -> str:
 
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
-    # where null stands for the other key's value, those who read the key look there
-    like_others = [
-        f"{name}=${{{key.like}}}"
-        for name, key in KEYS.items()
-        if key.like and key.default == KEYS[key.like].default
-    ]
+    like_others = [f"{name}=${{{leader}}}" for name, leader in followers(RunConfig).items()]
     interpolations: Any = OmegaConf.to_container(OmegaConf.from_dotlist(like_others))
     store.store(
         name=CONFIG_NAME,
@@ -150,9 +147,21 @@ def _compose(overrides: Sequence[str]) -> RunConfig:
     from omegaconf import OmegaConf
 
     composed = _changed_defaults(overrides)
-    config = OmegaConf.to_object(_composed_by_hydra(overrides) if composed is None else composed)
+    if composed is None:
+        composed = _composed_by_hydra(overrides)
+    config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
+    keep_common_values(
+        config, [name for name in followers(RunConfig) if not _is_interpolation(composed, name)]
+    )
     return config
+
+
+def _is_interpolation(composed: DictConfig, name: str) -> bool:
+    from omegaconf import OmegaConf
+
+    section, _, leaf = name.rpartition(".")
+    return OmegaConf.is_interpolation(OmegaConf.select(composed, section), leaf)
 
 
 def _composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
@@ -217,7 +226,7 @@ def free_form_sections(program_keys: Mapping[str, Key]) -> tuple[str, ...]:
 FREE_FORM = free_form_sections(KEYS)
 # Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the models,
 # which verl may name otherwise.
-OWN_NAMES = tuple(section for section in FREE_FORM if section != "agent.agent_specific_parameters.")
+OWN_NAMES = tuple(section for section in FREE_FORM if section != f"{PER_AGENT}.")
 
 
 def free_form(overrides: Sequence[str], sections: tuple[str, ...] = FREE_FORM) -> list[str]:
@@ -251,6 +260,12 @@ def check_override(override: str, program_keys: Mapping[str, Key] = KEYS) -> Non
         return
     if not equals or "${" in text or override.startswith("~"):
         return
+    common = name.replace(f"{PER_AGENT}.", "actor_rollout_ref.", 1)
+    if name.startswith(f"{PER_AGENT}.") and common not in KEYS and common not in SECTIONS:
+        from verl.compat.keys import find_verl_key
+
+        if verls := find_verl_key(name):
+            raise ConfigError(f"{name}={text}; {verls.hint()}")
     try:
         parsed = _parsed(override)
         if parsed.is_sweep_override():

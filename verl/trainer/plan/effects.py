@@ -9,8 +9,8 @@ one of
   front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
 - one of `FACTS`, which depend on several keys.
 
-A key is changed if its value is neither the default nor that of the key that it follows. An estimator or a
-loss that a plug-in registered may read any key.
+A key is changed if its value is neither the default nor that of the key that it follows. It has an effect
+if a key that follows it has one. An estimator or a loss that a plug-in registered may read any key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.run import LANES
-from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, keys
+from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, followers, keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
@@ -229,8 +229,17 @@ def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any
         unset = [value_at(default, name)] if key.effect else [None]
         if key.like and key.effect:
             unset.append(value_at(scope.config, key.like))
-        if value not in unset:
+        if value not in unset and not _followed(name, value, scope):
             yield from ((name, "***" if key.secret else value, needed) for needed in unmet(key, scope))
+
+
+def _followed(name: str, value: Any, scope: Scope) -> bool:
+    """Return whether a key that has an effect follows the key `name`."""
+    return any(
+        value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
+        for other, leader in followers(RunConfig).items()
+        if leader == name
+    )
 
 
 def unmet(key: Key, scope: Scope) -> list[str]:

@@ -13,7 +13,8 @@ from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_a
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.config.names import LORA_DEFAULTS
-from verl.trainer.plan.agent_overrides import WHERE, PlacementError, config_of
+from verl.trainer.config.spec import followers
+from verl.trainer.plan.agent_overrides import COMMON, WHERE, PlacementError, config_of
 from verl.trainer.plan.untrained_agents import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
@@ -461,7 +462,9 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
         if (name, f.name) not in REQUEST_KEYS
     ]
     for other in members[1:]:
-        if differing := _differing(first.config, other.config, keys):
+        both = (first.config, other.config)
+        own_values = [key for key in keys if not all(_follows(config, key) for config in both)]
+        if differing := _differing(first.config, other.config, own_values):
             if first.adapter is not None:
                 raise PlacementError(
                     f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but "
@@ -472,6 +475,12 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
                 f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
                 f"differ in {differing}; give them one value, or set agent.specialization=full"
             )
+
+
+def _follows(config: ActorRolloutRefConfig, key: str) -> bool:
+    """Return whether a key has the value of the key that it follows."""
+    leader = followers(ActorRolloutRefConfig).get(key)
+    return leader is not None and value_at(config, key) == value_at(config, leader.removeprefix(COMMON))
 
 
 def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import settings
@@ -68,6 +69,7 @@ class Waiting(RuleBasedStateMachine):
         least = self.least if late else None
         if interrupted and self.queue.take(self.step, least) is not None:
             self.queue.undo(self.step - 1)
+            self.what_is_stored_by_state_is_what_a_scan_returns()
         taken = self.queue.take(self.step, least)
         if taken is None:
             ended = min(self.updated.values()) == self.step - 1
@@ -121,14 +123,45 @@ class Waiting(RuleBasedStateMachine):
         assert counts.pop("dispatched") == sum(counts.values())
         assert self.drops or counts["dropped"] == 0
         left = self.queue.of("running", "complete")
-        assert self.drops or fits([group.deadline for group in left], self.queue.taken, self.queue.batch), (
-            "a resume would be refused"
-        )
+        assert self.drops or fits(
+            Counter(group.deadline for group in left), self.queue.taken, self.queue.batch
+        ), "a resume would be refused"
         for pace in () if self.drops else self.queue.paces.values():
             assert counts["running"] + counts["complete"] <= math.floor(
                 (1 + pace.staleness) * pace.trigger * self.queue.batch
             )
         assert counts["trained"] <= self.queue.taken * self.queue.batch <= 9 * self.queue.batch
+
+    @invariant()
+    def what_is_stored_by_state_is_what_a_scan_returns(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        queue = self.queue
+        groups = sorted(queue.groups.values(), key=lambda group: group.index)
+        assert list(queue.groups.values()) == groups
+        by_state: dict[str, dict[int, dict[int, Group]]] = {state: {} for state in get_args(GroupState)}
+        for group in groups:
+            by_state[group.state].setdefault(group.deadline, {})[group.index] = group
+        assert queue._by_state == by_state
+        step = queue.taken + 1
+        for states in (*((state,) for state in by_state), ("complete", "running"), tuple(by_state)):
+            same = [group for group in groups if group.state in states]
+            assert queue.of(*states) == same and queue.count(*states) == len(same)
+            in_time = [group for group in same if group.deadline >= step]
+            assert queue.count(*states, earliest=step) == len(in_time)
+            of_step = [group for group in same if group.taken_by == step - 1]
+            assert queue.of(*states, step=step - 1) == of_step
+        for least in (0, 1, queue.batch):
+            assert queue._choice(step, least) == self.choice(groups, step, least)
+
+    def choice(self, groups: list[Group], step: int, least: int) -> list[Group] | None:
+        """What a step takes, by a look at each group."""
+        usable = [g for g in groups if g.state == "complete" and (g.deadline >= step or not self.drops)]
+        batch = sorted(usable, key=lambda group: group.deadline)[: self.queue.batch]
+        left = sorted(g.deadline for g in groups if g.state in ("complete", "running") and g not in batch)
+        room = [(deadline - step) * self.queue.batch for deadline in left]
+        late = any(number > most for number, most in enumerate(room, 1))
+        return None if len(batch) < least or (late and not self.drops) else batch
 
 
 class Dropping(Waiting):

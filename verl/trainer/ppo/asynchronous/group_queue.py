@@ -2,7 +2,8 @@
 threads.
 
 A group is all episodes of one task. It is *dispatched* when it begins, at the weight versions `v_p` that are
-published then. Its state says where it is, and is changed by `GroupQueue.move` alone:
+published then. Its state says where it is, and is changed by `GroupQueue.move` alone, with the collections of
+groups by state that answer what is asked whenever a group ends:
 
     running ──► complete ──► training ──► (its step has ended: trained, and forgotten)
        │           │  ▲          │
@@ -43,8 +44,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Literal
+from itertools import accumulate, chain, islice
+from typing import Any, Literal, get_args
 
 from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
@@ -119,9 +120,13 @@ class GroupQueue:
     taken: int = 0
     dispatched: int = 0
     stale: int = 0
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict, init=False)
     ended: Counter[str] = field(default_factory=Counter)
     failures: dict[int, int] = field(default_factory=dict)
+    # `groups` by state, by deadline and by index, without order and without empty deadlines.
+    _by_state: dict[GroupState, dict[int, dict[int, Group]]] = field(
+        default_factory=lambda: {state: {} for state in get_args(GroupState)}, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
@@ -130,11 +135,19 @@ class GroupQueue:
         """Return the groups in some states, of those that `step` has taken if it is set, in the order of
         dispatch.
         """
-        return [
-            group
-            for group in self.groups.values()
-            if group.state in states and (step is None or group.taken_by == step)
-        ]
+        groups = (
+            group for state in states for same in self._by_state[state].values() for group in same.values()
+        )
+        return in_order(group for group in groups if step is None or group.taken_by == step)
+
+    def count(self, *states: GroupState, earliest: int = 0) -> int:
+        """Return the number of groups in some states whose deadline is not before step `earliest`."""
+        return sum(
+            len(groups)
+            for state in states
+            for deadline, groups in self._by_state[state].items()
+            if deadline >= earliest
+        )
 
     @property
     def capacity(self) -> int:
@@ -160,9 +173,7 @@ class GroupQueue:
     @property
     def _ahead(self) -> int:
         """Number of groups that later steps can train on."""
-        return len(self.of("complete")) + sum(
-            not self.drops or group.deadline > self.taken for group in self.of("running")
-        )
+        return self.count("complete") + self.count("running", earliest=self.taken + 1 if self.drops else 0)
 
     @property
     def bounded(self) -> int:
@@ -203,9 +214,23 @@ class GroupQueue:
             deadline=self._deadline,
             version=min(self.versions.values()),
         )
-        self.groups[group.index] = group
+        self._add(group)
         self.dispatched += 1
         return group
+
+    def _add(self, group: Group) -> None:
+        self.groups[group.index] = group
+        self._by_state[group.state].setdefault(group.deadline, {})[group.index] = group
+
+    def _remove(self, group: Group) -> None:
+        del self.groups[group.index]
+        self._leave_state(group)
+
+    def _leave_state(self, group: Group) -> None:
+        by_deadline = self._by_state[group.state]
+        del by_deadline[group.deadline][group.index]
+        if not by_deadline[group.deadline]:
+            del by_deadline[group.deadline]
 
     def move(self, state: GroupState, *groups: Group) -> None:
         """Change the state of groups, see above; of one that was running, count the failures of its task."""
@@ -215,7 +240,9 @@ class GroupQueue:
             elif group.state == "running" and group.task_index not in self.set_aside:
                 # A task that is set aside stays so: its groups that began before may still succeed.
                 self.failures.pop(group.task_index, None)
+            self._leave_state(group)
             group.state = state
+            self._add(group)
 
     def take(self, step: int, least: int | None = None) -> list[Group] | None:
         """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has
@@ -224,7 +251,9 @@ class GroupQueue:
         The step also takes the groups that have ended as failed, rejected or dropped since the last one.
         """
         if self.drops:
-            self.move("dropped", *(group for group in self.of("complete") if group.deadline < step))
+            by_deadline = self._by_state["complete"]
+            late = [groups.values() for deadline, groups in by_deadline.items() if deadline < step]
+            self.move("dropped", *chain.from_iterable(late))
         batch = self._choice(step, self.batch if least is None else least)
         if batch is None:
             return None
@@ -232,7 +261,7 @@ class GroupQueue:
         self.taken = step
         for group in self.of("training", "failed", "rejected", "dropped"):
             group.taken_by = group.taken_by or step
-        return sorted(batch, key=lambda group: group.index)
+        return in_order(batch)
 
     def undo(self, step: int) -> None:
         """Undo the takes of the steps after `step`, whose weights do not exist: their groups are taken by
@@ -253,7 +282,7 @@ class GroupQueue:
                 is_trained = group.state == "training"
                 self.stale += is_trained and group.version < group.taken_by - 1
                 self.ended["trained" if is_trained else group.state] += 1
-                del self.groups[group.index]
+                self._remove(group)
 
     @property
     def ready(self) -> bool:
@@ -265,25 +294,37 @@ class GroupQueue:
         to wait.
         """
         # With `drop` a group that ended too late is complete until the next take; with `wait` there is none.
-        usable = [group for group in self.of("complete") if not self.drops or group.deadline >= step]
-        batch = sorted(usable, key=lambda group: (group.deadline, group.index))[: self.batch]
+        earliest = step if self.drops else 0
         # `least` is a whole batch, unless the step is late or no more tasks may be drawn for it.
-        if len(batch) < least:
+        if self.count("complete", earliest=earliest) < least:
             return None
-        # With `drop` no step waits for slow groups: those that miss their deadlines are left out.
-        if self.drops:
-            return batch
-        # A group that is still running may need a place in this step: without it, more groups would be left
+        complete = self._by_state["complete"]
+        deadlines = sorted(deadline for deadline in complete if deadline >= earliest)
+        # With `drop` no step waits for slow groups: those that miss their deadlines are left out. With `wait`
+        # a group that is still running may need a place in this step: without it, more groups would be left
         # for the steps up to some deadline than they can train on.
-        indices = {group.index for group in batch}
-        left = [g.deadline for g in self.of("complete", "running") if g.index not in indices]
-        return batch if fits(left, step, self.batch) else None
+        if not self.drops and not fits(self._left(deadlines), step, self.batch):
+            return None
+        usable = chain.from_iterable(in_order(complete[deadline].values()) for deadline in deadlines)
+        return list(islice(usable, self.batch))
+
+    def _left(self, deadlines: Iterable[int]) -> Counter[int]:
+        """Return the number of groups by deadline, running or complete, that a step leaves which takes a
+        batch of complete ones in the order of these deadlines.
+        """
+        left = Counter({deadline: len(groups) for deadline, groups in self._by_state["running"].items()})
+        room = self.batch
+        for deadline in deadlines:
+            number = len(self._by_state["complete"][deadline])
+            left[deadline] += max(number - room, 0)
+            room = max(room - number, 0)
+        return left
 
     def counts(self) -> dict[str, int]:
         """Return the ledger: dispatched = trained + training + failed + rejected + dropped + running +
         complete.
         """
-        numbers = self.ended + Counter(group.state for group in self.groups.values())
+        numbers = self.ended + Counter({state: self.count(state) for state in get_args(GroupState)})
         return {"dispatched": self.dispatched} | {state: numbers[state] for state in STATES}
 
     def state_dict(self) -> dict[str, Any]:
@@ -313,11 +354,18 @@ class GroupQueue:
         left = iter(episodes)
         for group in state["groups"]:
             parts = {name: tuple(islice(left, group[name])) for name in ("sampled", "greedy")}
-            self.groups[group["index"]] = Group(**group | parts)
+            self._add(Group(**group | parts))
 
 
-def fits(deadlines: Iterable[int], step: int, batch: int) -> bool:
-    """Return whether steps after `step`, of `batch` groups each, can train on groups with these deadlines."""
-    return all(
-        count <= (deadline - step) * batch for count, deadline in enumerate(sorted(deadlines), start=1)
-    )
+def in_order(groups: Iterable[Group]) -> list[Group]:
+    """Return groups in the order of dispatch."""
+    return sorted(groups, key=lambda group: group.index)
+
+
+def fits(deadlines: Counter[int], step: int, batch: int) -> bool:
+    """Return whether steps after `step`, of `batch` groups each, can train on groups of which these numbers
+    have each deadline.
+    """
+    left = sorted((+deadlines).items())
+    totals = accumulate(number for _, number in left)
+    return all(total <= (deadline - step) * batch for (deadline, _), total in zip(left, totals, strict=True))

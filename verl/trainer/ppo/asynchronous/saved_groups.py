@@ -5,6 +5,7 @@ trained on.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def check_checkpoint(
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
     queue = groups["queue"]
     waits = async_training.max_off_policy_strategy == "wait" and not async_training.fresh
-    deadlines = [group["deadline"] for group in queue["groups"] if group["state"] in ("complete", "running")]
-    if waits and not fits(deadlines, queue["taken"], batch):
+    left = [group["deadline"] for group in queue["groups"] if group["state"] in ("complete", "running")]
+    if waits and not fits(Counter(left), queue["taken"], batch):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as "
             "async_training.max_off_policy_strategy=drop allows, and dynamic sampling without staleness; "

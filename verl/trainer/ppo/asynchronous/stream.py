@@ -91,7 +91,7 @@ class GroupStream(AsynchronousSource):
         """As `AsynchronousSource.wants`, by `async_training.parameter_sync`."""
 
         def look() -> bool:
-            ahead = self.queue.taken > step or len(self.queue.of("complete")) >= self.queue.batch
+            ahead = self.queue.taken > step or self.queue.count("complete") >= self.queue.batch
             return self.queue.paces[policy].sends(
                 self.config.async_training.parameter_sync, step, self.queue.versions[policy], ahead
             )
@@ -295,7 +295,7 @@ class GroupStream(AsynchronousSource):
     async def _collect(self, step: int) -> StepSamples:
         clock = asyncio.get_running_loop().time
         late_at = clock() + (self.config.async_training.batch_timeout_s or math.inf)
-        if not self.queue.of("training"):
+        if not self.queue.count("training"):
             self.busy.begin()
         while (groups := self._next_groups(step, late_s := late_at - clock())) is None:
             await self._wait(step, late_s)
@@ -337,15 +337,15 @@ class GroupStream(AsynchronousSource):
         if self._error is not None:
             raise self._error
         if self.draws.whole:
-            if self.queue.of("running") or self.draws.begun:
+            if self.queue.count("running") or self.draws.begun:
                 return None
             self.queue.move("rejected", *self.queue.of("complete")[self.queue.batch :])
-        dropped = len(self.queue.of("dropped"))
+        dropped = self.queue.count("dropped")
         least = self.config.async_training.least_batch_size if late_s <= 0 else None
-        if self._drained and not self.queue.of("running"):
+        if self._drained and not self.queue.count("running"):
             least = 0
         groups = self.queue.take(step, least)
-        if len(self.queue.of("dropped")) > dropped:
+        if self.queue.count("dropped") > dropped:
             self._notify()  # there is room for others
         return groups
 
