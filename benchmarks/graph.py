@@ -30,6 +30,7 @@ import torch
 from agent_system.rollout import Collector
 from agent_system.workflows.graph import GraphOptions, GraphOrchestra, Team
 from benchmarks.controller import make_collector, measure
+from benchmarks.shared.short import parse_args
 
 logger = logging.getLogger("graph")
 AGENTS, STEPS = 64, 256
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=20_000, help="different replies of each agent")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--loads", type=int, default=20)
-    args = parser.parse_args()
+    args = parse_args(parser, rounds=6, loads=5)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     torch.set_num_threads(1)
     ratios = []
