@@ -73,11 +73,16 @@ def test_with_the_default_budgets_it_trains_within_a_limit_of_memory_or_is_refus
     if not request.config.getoption("--all-levels"):
         pytest.skip("ten minutes each: needs --all-levels")
     install(checkout)
+    # a forked process would be one of the server's, which is outside the group
+    python = checkout / ".venv" / "bin" / "python"
+    python.unlink()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     keys = [
         f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.total_training_steps=1",
         "data.val_max_samples=2", f"agent.specialization={specialization}", "trainer.val_before_train=false",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null",
-        *(["actor_rollout_ref.model.lora_rank=0"] if specialization == "full" else []),
+        *(["actor_rollout_ref.model.lora_rank=null"] if specialization == "full" else []),
     ]  # fmt: skip
     with memory_group(gib * 2**30) as group:
         command = inside(group, ["bash", "examples/run_smollm2.sh", *keys])
@@ -91,4 +96,5 @@ def test_with_the_default_budgets_it_trains_within_a_limit_of_memory_or_is_refus
         assert gib == 3 or specialization == "full"
     else:
         step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-        assert step["perf/cpu_memory_used_gb"] < gib
+        peaks = [value for name, value in step.items() if name.endswith("perf/cpu_memory_used_gb")]
+        assert peaks and max(peaks) < gib
