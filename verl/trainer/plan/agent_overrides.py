@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig
 from verl.trainer.config.spec import ConfigError, followers, with_values
 from verl.utils.names import value_at
 
@@ -49,25 +49,26 @@ def config_of(
     return replace(config, model=replace(config.model, path=model)), own_keys
 
 
-def keep_common_values(config: RunConfig, set_keys: Collection[str]) -> None:
+def keep_common_values(agent: AgentConfig, common: ActorRolloutRefConfig, set_keys: Collection[str]) -> None:
     """Give each agent the common value of a key that was set, where agents have own values of the key that it
     follows: if both common values are equal, `config_of` cannot know that it was set.
 
     Args:
-        config: is changed.
+        agent: the agents; their own values are changed.
+        common: values of all agents.
         set_keys: keys with leaders that were set, by their full names.
     """
-    tree = config.agent.agent_specific_parameters
+    tree = agent.agent_specific_parameters
     listed_keys = _leaves(tree)
     for name, like in followers(ActorRolloutRefConfig).items():
         leader = like.removeprefix(COMMON)
         if f"{COMMON}{name}" not in set_keys or leader not in listed_keys or name in listed_keys:
             continue
-        value = value_at(config.actor_rollout_ref, name)
+        value = value_at(common, name)
         section, _, leaf = name.rpartition(".")
-        is_equal = value == value_at(config.actor_rollout_ref, leader)
+        is_equal = value == value_at(common, leader)
         if is_equal and isinstance(tree.setdefault(section, {}), dict):
-            tree[section][leaf] = [value] * len(config.agent.agent_ids)
+            tree[section][leaf] = [value] * len(agent.agent_ids)
 
 
 def _agent_values(

@@ -151,9 +151,8 @@ def _compose(overrides: Sequence[str]) -> RunConfig:
         composed = _composed_by_hydra(overrides)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
-    keep_common_values(
-        config, [name for name in followers(RunConfig) if not _is_interpolation(composed, name)]
-    )
+    set_keys = [name for name in followers(RunConfig) if not _is_interpolation(composed, name)]
+    keep_common_values(config.agent, config.actor_rollout_ref, set_keys)
     return config
 
 

@@ -148,12 +148,12 @@ def holds(condition: str, key: str, scope: Scope) -> bool:
     if condition in FACTS:
         return FACTS[condition](key, scope)
     expression = re.sub(r" \(.*\)$", "", condition.rpartition(": ")[2])
-    return any(_compare(alternative, scope.config) for alternative in expression.split(" or "))
+    return any(_compare(alternative, scope) for alternative in expression.split(" or "))
 
 
-def _compare(expression: str, config: RunConfig) -> bool:
+def _compare(expression: str, scope: Scope) -> bool:
     key, operator, operand = re.fullmatch(r"([\w.]+)(=|!=|>|$)(.*)", expression).groups()
-    value = value_at(config, key)
+    value = value_at(scope.config, key)
     if operator == "":
         return bool(value)
     if operator == ">":

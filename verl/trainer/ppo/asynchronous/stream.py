@@ -328,7 +328,15 @@ class GroupStream(AsynchronousSource):
             # Without staleness the step has all groups of its batches, of which it keeps the first ones.
             group_ids = None if self.draws.whole else {group.sampled[0].uid for group in groups}
             attempts = max(group.attempt + 1 for group in ended)
-            return keep_signal(self.config, result, attempts, len(ended), step, group_ids)
+            return keep_signal(
+                self.config.algorithm,
+                self.config.data.train_batch_size,
+                result,
+                attempts,
+                len(ended),
+                step,
+                group_ids,
+            )
         play_greedy = partial(self._player.result, [e for group in ended for e in group.greedy])
         return await with_baselines(self.config.reward, result, play_greedy if self._greedy else None)
 

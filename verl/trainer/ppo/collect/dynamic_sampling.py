@@ -120,30 +120,30 @@ async def draw_until_full(
         if result.batch is not None:
             n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
-    return keep_signal(config, whole, len(results), len(used), step)
+    return keep_signal(config.algorithm, batch_size, whole, len(results), len(used), step)
 
 
 def keep_signal(
-    config: RunConfig,
+    algorithm: AlgorithmConfig,
+    batch_size: int,
     whole: EpisodeBatch,
     collections: int,
     n_tasks: int,
     step: int,
     group_ids: Collection[str] | None = None,
 ) -> StepSamples:
-    """Return the samples of the first `data.train_batch_size` tasks that have a signal, with the metrics
+    """Return the samples of the first `batch_size` tasks that have a signal, with the metrics
     `train/filter_groups/*`, also without a batch; their rows are trimmed to the longest of them.
 
     Args:
-        config: configuration of the run.
+        algorithm: keys of the signal.
+        batch_size: tasks of a step.
         whole: all episodes of the step.
         collections: number of collections that it joins.
         n_tasks: number of tasks that were sampled.
         step: training step.
         group_ids: ids of the groups that the step may train on; None for all.
     """
-    batch_size = config.data.train_batch_size
-    algorithm = config.algorithm
     samples = samples_of(whole)
     signal = np.zeros(0, dtype=bool)
     numbers: dict[str, float] = {}
