@@ -34,29 +34,30 @@ OTHERS = (
 HELD_OUT = 16  # of each kind
 
 
-def pairs(
-    animals: Sequence[str], others: Sequence[str], count: int, chance: random.Random
-) -> list[dict[str, object]]:
-    """Return tasks of two words, the animal first in half of them."""
+def tasks(kinds: Sequence[Sequence[str]], count: int, chance: random.Random) -> list[dict[str, object]]:
+    """Return tasks of one word of each kind, in any order; the word of the first kind is the right one, with
+    which the ground truth begins, such as `horse/table`.
+    """
     rows: list[dict[str, object]] = []
     for _ in range(count):
-        words = [chance.choice(animals), chance.choice(others)]
+        words = [chance.choice(kind) for kind in kinds]
         truth = "/".join(words)
         chance.shuffle(words)
         rows.append({"prompt": ", ".join(words), "reward_model": {"ground_truth": truth}})
     return rows
 
 
-def write(folder: Path, seed: int, train: int = 512, test: int = 128) -> None:
-    """Write both files."""
+def write(
+    folder: Path, seed: int, kinds: Sequence[str] = (ANIMALS, OTHERS), train: int = 512, test: int = 128
+) -> None:
+    """Write `train.jsonl` and `test.jsonl` with tasks of these kinds of words; no word is in both."""
     chance = random.Random(seed)
-    animals = ANIMALS.split()
-    others = OTHERS.split()
-    chance.shuffle(animals)
-    chance.shuffle(others)
+    shuffled = [kind.split() for kind in kinds]
+    for words in shuffled:
+        chance.shuffle(words)
     splits = {
-        "train": pairs(animals[HELD_OUT:], others[HELD_OUT:], train, chance),
-        "test": pairs(animals[:HELD_OUT], others[:HELD_OUT], test, chance),
+        "train": tasks([words[HELD_OUT:] for words in shuffled], train, chance),
+        "test": tasks([words[:HELD_OUT] for words in shuffled], test, chance),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in splits.items():

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from examples.smollm2.words import model_file
+from examples.smollm2.words import ANIMALS, OTHERS, model_file, write
 from recipe.memory import MemoryWatch
 from recipe.runs import (
     ROOT,
@@ -29,17 +29,17 @@ from recipe.runs import (
     measure_grid,
     overrides_of,
     read_metrics,
-    run_module,
     success_curve,
     success_row,
 )
+from recipe.smollm2.team import KINDS
 
 HERE = Path(__file__).parent
 LABELS = {
     "animals": ("tab:blue", "an animal of two words, one turn"),
     "countries": ("tab:orange", "a country of three words, corrected in a second turn"),
 }
-WRITERS = {"animals": "examples.smollm2.words", "countries": "recipe.smollm2.team"}
+KINDS_OF_WORDS = {"animals": (ANIMALS, OTHERS), "countries": KINDS}
 SAID = re.compile(r"memory: up to ([\d.]+) of")
 
 
@@ -50,7 +50,7 @@ def measure(task: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     run.mkdir(parents=True, exist_ok=True)
     (run / "metrics.jsonl").unlink(missing_ok=True)
     data = ROOT / "outputs" / "smollm2" / f"{task}-seed{seed}"
-    run_module(WRITERS[task], "--out", str(data), "--seed", str(seed))
+    write(data, seed, KINDS_OF_WORDS[task])
     settings = config["common"] | config["tasks"][task]
     began = time.monotonic()
     log, peak_gib = _train(

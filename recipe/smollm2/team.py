@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
 import re
-import sys
-from pathlib import Path
 
 from agent_system import (
     AgentRegistry,
@@ -21,7 +16,7 @@ from agent_system import (
     Task,
     Turn,
 )
-from examples.smollm2.words import ANIMALS, HELD_OUT, OTHERS
+from examples.smollm2.words import ANIMALS, OTHERS
 
 NAME = "countries"
 FINDER = "Finder"
@@ -34,6 +29,7 @@ COUNTRIES = (
     "Tunisia Libya Sudan Iceland Belgium Netherlands Switzerland Croatia Serbia Slovakia Slovenia Latvia "
     "Lithuania Estonia"
 )
+KINDS = (COUNTRIES, ANIMALS, OTHERS)  # of the words of a task
 
 
 @AgentRegistry.register(FINDER, orchestra=NAME)
@@ -97,43 +93,3 @@ class ThreeWords(BaseEnv):
             return False
         country, *others = (re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in self._words)
         return country is not None and not any(others)
-
-
-def tasks(words: list[list[str]], count: int, chance: random.Random) -> list[dict[str, object]]:
-    """Return tasks of one word of each kind, in any order; the first kind is the truth."""
-    rows: list[dict[str, object]] = []
-    for _ in range(count):
-        chosen = [chance.choice(kind) for kind in words]
-        truth = "/".join(chosen)
-        chance.shuffle(chosen)
-        rows.append({"prompt": ", ".join(chosen), "reward_model": {"ground_truth": truth}})
-    return rows
-
-
-def write(folder: Path, seed: int, train: int = 512, test: int = 128) -> None:
-    """Write `train.jsonl` and `test.jsonl`; no word of the test is in the training."""
-    chance = random.Random(seed)
-    kinds = [text.split() for text in (COUNTRIES, ANIMALS, OTHERS)]
-    for kind in kinds:
-        chance.shuffle(kind)
-    splits = {
-        "train": tasks([kind[HELD_OUT:] for kind in kinds], train, chance),
-        "test": tasks([kind[:HELD_OUT] for kind in kinds], test, chance),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in splits.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def main() -> None:
-    """Parse the command line and write the tasks."""
-    parser = argparse.ArgumentParser(description="Write the tasks of the recipe's second team.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the tasks")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the words and tasks")
-    args = parser.parse_args()
-    write(args.out, args.seed)
-    sys.stdout.write(f"{args.out}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,8 +11,9 @@ import yaml
 from agent_system.environment import BaseEnv, Task
 from agent_system.testing import scripted_team
 from examples.smollm2.team import TwoWords
-from recipe.smollm2.measure import LABELS, WRITERS
-from recipe.smollm2.team import CORRECTOR, FINDER, NAME, ThreeWords, write
+from examples.smollm2.words import write
+from recipe.smollm2.measure import KINDS_OF_WORDS, LABELS
+from recipe.smollm2.team import CORRECTOR, FINDER, KINDS, NAME, ThreeWords
 from tests.house.source import ROOT
 
 FOLDER = ROOT / "recipe" / "smollm2"
@@ -56,7 +57,7 @@ async def test_both_teams_answer_a_person(team: str, env: type[BaseEnv], second:
 
 
 def test_no_word_of_the_test_is_in_the_training(tmp_path: Path) -> None:
-    write(tmp_path, seed=3, train=400, test=60)
+    write(tmp_path, 3, KINDS, train=400, test=60)
     words = {
         name: {
             word
@@ -69,9 +70,9 @@ def test_no_word_of_the_test_is_in_the_training(tmp_path: Path) -> None:
     assert len(words["test"]) <= 48 < len(words["train"])
 
 
-def test_both_tasks_have_keys_a_writer_and_a_label() -> None:
+def test_both_tasks_have_keys_words_and_a_label() -> None:
     config = yaml.safe_load((FOLDER / "config.yaml").read_text())
-    assert set(config["tasks"]) == set(WRITERS) == set(LABELS)
+    assert set(config["tasks"]) == set(KINDS_OF_WORDS) == set(LABELS)
 
 
 def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
