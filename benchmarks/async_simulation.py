@@ -218,7 +218,9 @@ def main() -> None:
         help="policies of the agents of the projection",
     )
     add_sizes(parser)
-    args = parse_args(parser, rounds=1, tasks=4, group=4, tokens=96, steps=3, wait=0.2, engine_seconds=1.0)
+    args = parse_args(
+        parser, rounds=1, tasks=4, group=4, tokens=96, steps=2, wait=0.05, engine_seconds=0.5, gpu_tasks=16
+    )
     with tempfile.TemporaryDirectory() as folder:
         run_forked(prepare, Path(folder), args)
         errors = compare(Path(folder), args)
