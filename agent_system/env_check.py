@@ -28,15 +28,15 @@ def check_env(
     team_range: tuple[float, float] = (-math.inf, math.inf),
     local_range: tuple[float, float] = (-math.inf, math.inf),
 ) -> None:
-    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed only. Call
-    it outside an event loop.
+    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed
+    only. Call it outside an event loop.
 
-    - The same seed gives the same observations, rewards and info: in a second object, and in the first one
-      after another `reset`.
-    - A fork (when the class has `fork`) taken before any action is of the same class and plays the remaining
-      actions like its origin,
-      whichever of the two plays first. A fork that plays them in another order (reversed except for the last
-      one, up to an error) behaves like a separate object that plays that order.
+    - The same seed gives the same observations, rewards and info: in a second object, and in the
+      first one after another `reset`.
+    - A fork (when the class has `fork`) taken before any action is of the same class and plays the
+      remaining actions like its origin,
+      whichever of the two plays first. A fork that plays them in another order (reversed except for
+      the last one, up to an error) behaves like a separate object that plays that order.
     - A pickled copy taken before any action gives the same outcomes for the remaining actions.
     - `score` (when the class has it) changes nothing.
     - Rewards are finite and inside their ranges; `done`, `info` and observations have their types.
@@ -44,8 +44,8 @@ def check_env(
     Args:
         env_factory: makes the environment for a seed, such as `EnvFactory(MyEnv).make`.
         task: the task to play.
-        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play ends with
-            the first `done`. Include an illegal action and one that ends the episode.
+        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play
+            ends with the first `done`. Include an illegal action and one that ends the episode.
         team_range, local_range: lowest and highest reward of one `act`, `step` or `score`.
 
     Raises:
@@ -172,8 +172,8 @@ class _Check:
         return trace
 
     async def _play_reordered(self, env: EnvCaller, order: Sequence[Any]) -> Trace:
-        """Play the actions in another order; an error ends play, because an environment may require its own
-        order.
+        """Play the actions in another order; an error ends play, because an environment may require
+        its own order.
         """
         trace: Trace = []
         for action in order:

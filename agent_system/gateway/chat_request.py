@@ -1,4 +1,5 @@
-"""Requests to `/v1/chat/completions` and `/v1/completions`: JSON to `ChatRequest`. Bodies are untrusted.
+"""Requests to `/v1/chat/completions` and `/v1/completions`: JSON to `ChatRequest`. Bodies are
+untrusted.
 
 Requests to `/v1/responses` are translated to chat completions before, see `responses.py`.
 """
@@ -100,7 +101,8 @@ def read_chat_request(
     Args:
         body: of a request to `/v1/chat/completions`.
         structured: what becomes of a form that it asks for, see `Responder.structured`.
-        ignored: fields without effect, where the body was made from another one; None: those of this body.
+        ignored: fields without effect, where the body was made from another one; None: those of
+            this body.
 
     Raises Refusal naming the field that is wrong or not supported.
     """
@@ -229,8 +231,8 @@ def _schema(body: Mapping[str, Any], structured: str) -> Mapping[str, Any] | Non
 def _offered_tools(
     body: Mapping[str, Any], tools: list[Mapping[str, Any]], structured: str
 ) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call
-    one.
+    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it
+    must call one.
     """
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):

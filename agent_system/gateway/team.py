@@ -40,8 +40,8 @@ class GatewayOptions:
 
     Attributes:
         team: `agent.team`: the program as `module:function`, or the function.
-        command: `agent.team_command`: the program as a command, in one text as in a shell or in parts; empty
-            for a function.
+        command: `agent.team_command`: the program as a command, in one text as in a shell or in
+            parts; empty for a function.
         keys: the keys under `gateway`.
     """
 
@@ -114,8 +114,8 @@ class GatewayOrchestra(BaseOrchestra):
         await _end(episode, requests, result)
 
     def _reward_of(self, error: Exception, requests: EpisodeRequests) -> _ProgramError:
-        """Return how an episode ends whose program raised because of a reply. Raise the error if it is left
-        out.
+        """Return how an episode ends whose program raised because of a reply. Raise the error if it
+        is left out.
         """
         reward = reward_of_error(self.config.keys.program_error)
         if reward is None or not caused_by_a_reply(error, requests):
@@ -159,7 +159,8 @@ async def _run(
 ) -> Any:
     """Run the program until it returns, or a call fails. Raises its error, or that of the call.
 
-    A plain function cannot be cancelled: its thread goes on until its next request, which is refused.
+    A plain function cannot be cancelled: its thread goes on until its next request, which is
+    refused.
     """
 
     async def guarded() -> Any:
@@ -190,7 +191,9 @@ class _ProgramError:
 
 
 def _check_result(result: Any, episode: Episode) -> None:
-    """Raise WrongResultError for a result that ends no episode, unless the environment has ended it."""
+    """Raise WrongResultError for a result that ends no episode, unless the environment has ended
+    it.
+    """
     fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
     if not fits and episode.turn is not None and not episode.turn.done:
         raise WrongResultError(

@@ -1,4 +1,6 @@
-"""The environment workers of a run: processes of this machine, or Ray actors with the Ray controller."""
+"""The environment workers of a run: processes of this machine, or Ray actors with the Ray
+controller.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 def check_cpus(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError if the workers of `env.workers` reserve more CPUs than Ray has free.
 
-    Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known
-    once it is joined.
+    Without a running Ray, the size of the private cluster to start counts; a cluster to join is
+    only known once it is joined.
     """
     keys = config.env.workers
     free = free_cpus(config.trainer, config.ray_init) if config.env.workers.num else None

@@ -77,8 +77,8 @@ class PropagationResult:
 
 
 def propagate(chains: CallChains, settings: PropagationConfig) -> PropagationResult:
-    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`,
-    with the agent and the value.
+    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside
+    `local_range`, with the agent and the value.
     """
     if settings.mode == "none":
         return PropagationResult(chains.team, chains.local)

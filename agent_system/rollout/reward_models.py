@@ -1,8 +1,9 @@
-"""The models of `reward.model`: a sequence classifier, and a judge in an engine of the run or behind an API.
+"""The models of `reward.model`: a sequence classifier, and a judge in an engine of the run or
+behind an API.
 
-A judge reads replies that may be written to mislead it. They stand between lines with a code that depends on
-their own content, so that no reply can contain it, and the score is read from the last line of what the judge
-itself wrote, never from its prompt.
+A judge reads replies that may be written to mislead it. They stand between lines with a code that
+depends on their own content, so that no reply can contain it, and the score is read from the last
+line of what the judge itself wrote, never from its prompt.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class Judge:
     Args:
         binding: the judge's engine, or its server.
         settings: the keys under `reward.model`.
-        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`, `{mark}`,
-            `{lowest}`, `{highest}`.
+        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`,
+            `{mark}`, `{lowest}`, `{highest}`.
         seed: `data.seed`.
 
     Raises:
-        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's tokenizer has
-            no chat template.
+        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's
+            tokenizer has no chat template.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class Judge:
             )
 
     async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
-        """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and `truncated`.
+        """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and
+        `truncated`.
 
         Raises:
-            AgentSystemError: no verdict can be read after all retries, or the conversation is longer than
-                `max_length`.
+            AgentSystemError: no verdict can be read after all retries, or the conversation is
+                longer than `max_length`.
             RolloutError: the engine or the server gives no reply.
         """
         digest = conversation.digest
@@ -204,8 +206,8 @@ class Classifier:
 
 
 def read_verdict(text: str, lowest: float, highest: float) -> float | None:
-    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none in the
-    range.
+    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none
+    in the range.
     """
     lines = strip_thinking(text).splitlines()
     match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None

@@ -1,5 +1,5 @@
-"""Warnings about rewards that carry no signal in tree sampling: those of `step`, and equal rewards of all
-candidates of a call.
+"""Warnings about rewards that carry no signal in tree sampling: those of `step`, and equal rewards
+of all candidates of a call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Key = tuple[str, int, int]
 
 
 def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
-    """Return the candidates of every call of a tree, by (episode, turn, call); summaries, failed and parallel
-    episodes have none.
+    """Return the candidates of every call of a tree, by (episode, turn, call); summaries, failed
+    and parallel episodes have none.
     """
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
@@ -31,18 +31,19 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
 
 
 def tied(candidates: Sequence[Sample]) -> bool:
-    """Return whether all candidates of a call have equal rewards before shaping and penalties; True for a
-    single one.
+    """Return whether all candidates of a call have equal rewards before shaping and penalties; True
+    for a single one.
     """
     return len({sample.candidate_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:
-    """Warns once if `step` gives rewards, which no candidate gets, and once per agent whose candidates
-    (nearly) always tie.
+    """Warns once if `step` gives rewards, which no candidate gets, and once per agent whose
+    candidates (nearly) always tie.
 
-    Ties count where actions differ. Only trained agents and the first calls of a run are considered: later an
-    agent may do everything right, and ties then do not indicate a problem of the environment.
+    Ties count where actions differ. Only trained agents and the first calls of a run are
+    considered: later an agent may do everything right, and ties then do not indicate a problem of
+    the environment.
     """
 
     def __init__(self, env: type[BaseEnv]) -> None:
@@ -53,7 +54,9 @@ class TiedCandidateMonitor:
         self._warned_of_steps = False
 
     def update(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Add the episodes of a training collection, with their rewards, and log warnings that are due."""
+        """Add the episodes of a training collection, with their rewards, and log warnings that are
+        due.
+        """
         calls = candidates_of(episodes)
         rewards = [reward for episode in episodes if not episode.failed for reward in episode.turn_rewards]
         self._steps = [self._steps[0] + sum(reward != 0 for reward in rewards), self._steps[1] + len(rewards)]

@@ -16,8 +16,8 @@ def check_tool_agents(
     branches: bool,
     sequences: Collection[str] = (),
 ) -> None:
-    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`), and if
-    `sequences` name none.
+    """Raise AgentSystemError for a `ToolAgent` behind an API or with tree sampling (`branches`),
+    and if `sequences` name none.
     """
     with_tools = [n for n, agent in agents.items() if agent.calls_tools]
     if sequences and not set(sequences) & set(with_tools):

@@ -32,8 +32,8 @@ def describe(level: str) -> str:
 
 
 def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> str:
-    """Return the message for a machine without the required level: the levels found and required, and how to
-    enable missing ones.
+    """Return the message for a machine without the required level: the levels found and required,
+    and how to enable missing ones.
 
     Args:
         level: the strongest level that works; None for none.

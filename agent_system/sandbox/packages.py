@@ -10,8 +10,8 @@ from agent_system.errors import SandboxError
 
 
 def find_packages(names: Iterable[str]) -> dict[str, str]:
-    """Return file or folder name -> path of each package, and of the shared libraries that its wheel may have
-    (`numpy.libs`).
+    """Return file or folder name -> path of each package, and of the shared libraries that its
+    wheel may have (`numpy.libs`).
 
     Raises:
         SandboxError: a package is not installed, or the name is not a top-level one.

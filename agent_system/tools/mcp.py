@@ -1,7 +1,8 @@
-"""Tools of a user's MCP server: `tools = (McpServer(command=("python", "my_server.py")),)` in a `ToolAgent`.
+"""Tools of a user's MCP server: `tools = (McpServer(command=("python", "my_server.py")),)` in a
+`ToolAgent`.
 
-The server is a process that is started here and talks over its standard input and output, or one that runs at
-a URL (streamable HTTP).
+The server is a process that is started here and talks over its standard input and output, or one
+that runs at a URL (streamable HTTP).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class McpServer(McpEndpoint):
 
     Attributes:
         only: names of the tools that the agent gets; empty for all.
-        scope: `episode`: every episode that calls a tool has a connection of its own (a process of its own,
-            for a command), so that what one episode changes no other sees; `run`: all episodes share one, for
-            servers without state.
+        scope: `episode`: every episode that calls a tool has a connection of its own (a process of
+            its own, for a command), so that what one episode changes no other sees; `run`: all
+            episodes share one, for servers without state.
     """
 
     only: Sequence[str] = ()
@@ -60,8 +61,8 @@ class McpServer(McpEndpoint):
     def tools(self) -> list[McpTool]:
         """Return its tools, with a connection for this purpose the first time.
 
-        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one
-        of `only`.
+        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or
+        lacks one of `only`.
         """
         all_tools = [McpTool(self, tool) for tool in tools_of(self)]
         names = [tool.name for tool in all_tools]
@@ -128,8 +129,8 @@ class McpTool:
         return self
 
     def validate(self, arguments: Any) -> dict[str, Any]:
-        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown, missing or
-        too large ones.
+        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown,
+        missing or too large ones.
         """
         parameters = self.schema["function"]["parameters"]
         properties = parameters.get("properties") or {}
@@ -160,7 +161,8 @@ class McpTool:
 
         Args:
             arguments: result of `validate`.
-            limit_s: time limit in seconds, without that of connecting; a call that exceeds it is cancelled.
+            limit_s: time limit in seconds, without that of connecting; a call that exceeds it is
+                cancelled.
 
         Raises:
             TimeoutError: no result within the limit.

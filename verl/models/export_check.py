@@ -20,13 +20,14 @@ WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are e
 @once_per_configuration
 @one_thread()
 def export_difference(config: Any) -> float:
-    """Export a miniature of a model, reload it by transformers, and return the largest difference of its
-    log-probs, in nats.
+    """Export a miniature of a model, reload it by transformers, and return the largest difference
+    of its log-probs, in nats.
 
     NaN if no miniature can be built.
 
     Raises:
-        ModelPathError: the export cannot be read, lacks tensors, has others, or holds or gives other numbers.
+        ModelPathError: the export cannot be read, lacks tensors, has others, or holds or gives
+            other numbers.
     """
     try:
         model = miniature_model(config, attention="eager")
@@ -74,7 +75,7 @@ def export_difference(config: Any) -> float:
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones once, and
-    persistent buffers.
+    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones
+    once, and persistent buffers.
     """
     return {name: value.detach() for name, value in model.named_parameters()} | persistent_buffers(model)

@@ -1,5 +1,5 @@
-"""Whether the files of a model folder hold the model of its config.json; nothing but the headers of its
-weights is read.
+"""Whether the files of a model folder hold the model of its config.json; nothing but the headers of
+its weights is read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OTHER_FORMATS = {
 
 
 def check_files(path: str, *, trust_remote_code: bool = False) -> None:
-    """Check that the weights of a model folder are there and have the names and shapes that its configuration
-    asks for.
+    """Check that the weights of a model folder are there and have the names and shapes that its
+    configuration asks for.
 
     A hub id is not checked: its files are checked when they are loaded.
 
     Raises:
-        ModelPathError: weights of another framework, missing or damaged files, or tensors that contradict the
-            configuration.
+        ModelPathError: weights of another framework, missing or damaged files, or tensors that
+            contradict the configuration.
     """
     config = check_causal_lm(path, trust_remote_code=trust_remote_code)
     folder = Path(path).expanduser()

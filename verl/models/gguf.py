@@ -1,8 +1,9 @@
-"""GGUF files as models: read through transformers, written once as a folder of safetensors, which the rest of
-the program reads.
+"""GGUF files as models: read through transformers, written once as a folder of safetensors, which
+the rest of the program reads.
 
-What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of its
-tokenizer, the rule by which text is cut before tokens are merged, and the scaling of its rotary positions.
+What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of
+its tokenizer, the rule by which text is cut before tokens are merged, and the scaling of its rotary
+positions.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ TOKENIZER_KINDS = (BYTE_PAIRS, "llama")
 # llama.cpp's types of tokens.
 CONTROL = 3
 USER_DEFINED = 4
-# Numbers of several digits, contractions, scripts, spaces and line ends: where rules to cut text differ.
+# Numbers of several digits, contractions, scripts, spaces and line ends: where rules to cut text
+# differ.
 ROUND_TRIPS = ("In 2024, it cost 12345.67 EUR.", "I'll don't  two\n\n three\t!", "Größe 東京 🙂 naïve")
 DAMAGE = (ValueError, KeyError, IndexError, TypeError, OverflowError, NotImplementedError, struct.error)
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the GGUF file that a model path names: a file, the only one of a folder without other weights,
-    or `owner/name/FILE.gguf`.
+    """Return the GGUF file that a model path names: a file, the only one of a folder without other
+    weights, or `owner/name/FILE.gguf`.
 
     Raises:
         ModelPathError: a folder with several such files, or a hub file that cannot be downloaded.
@@ -88,7 +90,9 @@ def _download(path: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of converted models: `VERL_MAS_CACHE`, or `verl-mas` in the user's cache folder."""
+    """Return the folder of converted models: `VERL_MAS_CACHE`, or `verl-mas` in the user's cache
+    folder.
+    """
     root = (
         os.environ.get("VERL_MAS_CACHE")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mas"
@@ -97,8 +101,8 @@ def cache_folder() -> Path:
 
 
 def converted(file: Path) -> Path:
-    """Return the folder of a GGUF file's model in transformers' format, written at the first call; several
-    processes may call at once.
+    """Return the folder of a GGUF file's model in transformers' format, written at the first call;
+    several processes may call at once.
 
     Raises:
         ModelPathError: the file is damaged, or transformers cannot read it.
@@ -114,7 +118,8 @@ def converted(file: Path) -> Path:
             return folder
         started = time.monotonic()
         partial = cache / f".partial-{folder.name}"
-        # A process that was killed while it wrote left this folder; who has the lock is the only writer.
+        # A process that was killed while it wrote left this folder; who has the lock is the only
+        # writer.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
@@ -127,7 +132,9 @@ def converted(file: Path) -> Path:
 
 
 def _identity(file: Path) -> str:
-    """Return a short digest that changes with the file, with this module's format and with transformers."""
+    """Return a short digest that changes with the file, with this module's format and with
+    transformers.
+    """
     from transformers import __version__
 
     stat = file.stat()
@@ -140,11 +147,11 @@ def _identity(file: Path) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and chat
-    template.
+    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and
+    chat template.
 
-    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that this takes;
-    experts of a mixture that transformers joins are in memory until the end.
+    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that
+    this takes; experts of a mixture that transformers joins are in memory until the end.
 
     Raises:
         ModelPathError: as `converted`.
@@ -220,8 +227,8 @@ def _check_tokenizer_kind(file: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def pre_tokenizers() -> dict[str, Callable[[], Any]]:
-    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF file holds
-    the name alone.
+    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF
+    file holds the name alone.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
@@ -327,8 +334,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
 
 
 def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
-    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises ModelPathError if
-    there are none.
+    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises
+    ModelPathError if there are none.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -462,8 +469,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
 
 
 def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there; `skeleton`
-    has no numbers.
+    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there;
+    `skeleton` has no numbers.
     """
     expected = {
         name: tuple(tensor.shape)
@@ -526,7 +533,9 @@ class _Shards:
 
 
 def _write_whole(file: Path, folder: Path, config: Any) -> None:
-    """Write a model that transformers loads by its own conversion of tensors, all in memory at once."""
+    """Write a model that transformers loads by its own conversion of tensors, all in memory at
+    once.
+    """
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(

@@ -10,17 +10,18 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Blanks of several widths, line ends, digits, punctuation: every vocabulary of a language model holds these.
+# Blanks of several widths, line ends, digits, punctuation: every vocabulary of a language model
+# holds these.
 PLAIN = "Hello, don't stop.  Two blanks\n\n    and 1234 digits (5 + 6 = 11)\nend"
 SCRIPTS = "Grüße, Привет, 日本語, مرحبا, \U0001f600 €"
 
 
 def checked_tokenizer(tokenizer: Any, path: str) -> Any:
-    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one that
-    `tokenizer.json` alone describes.
+    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one
+    that `tokenizer.json` alone describes.
 
-    The class that transformers takes by the name in a configuration may rebuild a vocabulary in another form,
-    which loses blanks.
+    The class that transformers takes by the name in a configuration may rebuild a vocabulary in
+    another form, which loses blanks.
 
     Args:
         tokenizer: as transformers loads it.

@@ -1,7 +1,7 @@
 """Types that all packages share: `DataProto` for batches, `generate` for engines.
 
-Names that need torch are imported on demand, so that configurations and environments load without it. Names
-from `verl.compat` are for code written for verl.
+Names that need torch are imported on demand, so that configurations and environments load without
+it. Names from `verl.compat` are for code written for verl.
 """
 
 from importlib import import_module

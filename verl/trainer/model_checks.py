@@ -33,12 +33,13 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
     Args:
         placement: placement of the run.
         device: cpu or cuda.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
-            group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of
+            a worker group.
 
     Raises:
-        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with a GPU;
-            vLLM cannot serve a model or an adapter; or limits of a scheduler step are too low.
+        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with
+            a GPU; vLLM cannot serve a model or an adapter; or limits of a scheduler step are too
+            low.
         ModelPathError: the configuration of a model cannot be read.
     """
     for group in placement.groups:
@@ -86,8 +87,8 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
 
 
 def check_forms(placement: Placement) -> None:
-    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of an
-    unsupported version.
+    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of
+    an unsupported version.
     """
     if any(
         group.config.rollout.name == "hf" and group.config.rollout.structured_outputs
@@ -104,8 +105,8 @@ def check_forms(placement: Placement) -> None:
 
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
-    """Warn of worker groups whose prompts and replies together may have more tokens than the positions of
-    their model.
+    """Warn of worker groups whose prompts and replies together may have more tokens than the
+    positions of their model.
     """
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
@@ -122,8 +123,8 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:
-    """Return the number of parameters of every adapter, by policy; log the coverage of each that leaves
-    weights out.
+    """Return the number of parameters of every adapter, by policy; log the coverage of each that
+    leaves weights out.
 
     Raises:
         ModelPathError: the configuration of a base model cannot be read.
@@ -169,7 +170,9 @@ def _base(group: WorkerGroupSpec) -> Any:
 
 
 def check_reward_model(reward: RewardConfig) -> None:
-    """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no scores."""
+    """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no
+    scores.
+    """
     model = reward.model
     if model.kind == CLASSIFIER:
         from verl.models.reward_model import check_sequence_classifier  # of such a model

@@ -1,7 +1,7 @@
 """Accuracy with confidence intervals over tasks, not rows.
 
-Rows of one task share its difficulty, so they are not independent: values are first reduced within a task
-(avg@k, pass@k), then averaged over tasks, and the interval is over tasks as well.
+Rows of one task share its difficulty, so they are not independent: values are first reduced within
+a task (avg@k, pass@k), then averaged over tasks, and the interval is over tasks as well.
 """
 
 from collections.abc import Hashable, Sequence
@@ -25,8 +25,8 @@ class Estimate:
 def group_by_task(values: ArrayLike, task_ids: Sequence[Hashable]) -> dict[Hashable, NDArray[np.float64]]:
     """Return the values of each task, in order of first appearance.
 
-    `values` is [num_rows], `task_ids` has the task of each row. Raises ValueError for different lengths, no
-    rows or a non-finite value.
+    `values` is [num_rows], `task_ids` has the task of each row. Raises ValueError for different
+    lengths, no rows or a non-finite value.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) != len(task_ids):
@@ -49,11 +49,11 @@ def group_by_task(values: ArrayLike, task_ids: Sequence[Hashable]) -> dict[Hasha
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that at least one of k samples is correct: 1 - C(n-c,
-    k) / C(n, k).
+    """Return the unbiased estimate of the probability that at least one of k samples is correct: 1
+    - C(n-c, k) / C(n, k).
 
-    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", eq. 1. Raises ValueError unless
-    0 <= num_correct <= num_samples and 1 <= k <= num_samples.
+    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", eq. 1. Raises ValueError
+    unless 0 <= num_correct <= num_samples and 1 <= k <= num_samples.
     """
     if not 0 <= num_correct <= num_samples:
         raise ValueError(f"num_correct={num_correct} is outside 0..num_samples={num_samples}")
@@ -71,8 +71,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def wilson_interval(mean: float, num_tasks: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return Wilson's score interval (1927) of a proportion `mean` over `num_tasks` tasks.
 
-    Derived for 0/1 outcomes; for task values between 0 and 1 it is conservative, since their variance is at
-    most mean * (1 - mean). Unlike the bootstrap's, its width is not 0 when every task has the same outcome.
+    Derived for 0/1 outcomes; for task values between 0 and 1 it is conservative, since their
+    variance is at most mean * (1 - mean). Unlike the bootstrap's, its width is not 0 when every
+    task has the same outcome.
     """
     if not 0.0 <= mean <= 1.0 or num_tasks < 1:
         raise ValueError(
@@ -89,8 +90,8 @@ def wilson_interval(mean: float, num_tasks: int, confidence: float = 0.95) -> tu
 def bootstrap_interval(
     task_values: ArrayLike, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean of `task_values` [num_tasks]; for values outside
-    [0, 1] (rewards).
+    """Return the percentile bootstrap interval of the mean of `task_values` [num_tasks]; for values
+    outside [0, 1] (rewards).
     """
     array = np.asarray(task_values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
@@ -105,8 +106,8 @@ def bootstrap_interval(
 
 
 def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Return the mean of `task_values` [num_tasks] with Wilson's interval if all are in [0, 1], else with the
-    bootstrap's.
+    """Return the mean of `task_values` [num_tasks] with Wilson's interval if all are in [0, 1],
+    else with the bootstrap's.
     """
     array = np.asarray(task_values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
@@ -122,7 +123,9 @@ def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def estimate_avg(values: ArrayLike, task_ids: Sequence[Hashable], confidence: float = 0.95) -> Estimate:
-    """Return avg@k: the mean over tasks of each task's mean over its k rows; tasks have equal weight."""
+    """Return avg@k: the mean over tasks of each task's mean over its k rows; tasks have equal
+    weight.
+    """
     return estimate([task.mean() for task in group_by_task(values, task_ids).values()], confidence)
 
 
@@ -131,8 +134,8 @@ def estimate_pass(
 ) -> Estimate:
     """Return pass@k: the mean over tasks of the unbiased `pass_at_k`.
 
-    `correct` [num_rows] holds 0 and 1 (or booleans). Raises ValueError for other values and for a task with
-    fewer than k rows.
+    `correct` [num_rows] holds 0 and 1 (or booleans). Raises ValueError for other values and for a
+    task with fewer than k rows.
     """
     tasks = group_by_task(correct, task_ids)
     chances = []

@@ -29,8 +29,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file with this
-        # error.
+        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file
+        # with this error.
         cannot_be_created = (
             error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
         )

@@ -1,8 +1,8 @@
-"""The process that `host_memory.kills_are_told` starts. It says on stderr that the kernel has killed another
-one for lack of memory, and what that held.
+"""The process that `host_memory.kills_are_told` starts. It says on stderr that the kernel has
+killed another one for lack of memory, and what that held.
 
-Every run starts one, so it is a script that imports little: `pathlib` and `subprocess` would take three times
-as long as it does.
+Every run starts one, so it is a script that imports little: `pathlib` and `subprocess` would take
+three times as long as it does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ GIB = 2**30
 
 
 def kills_in(file: str) -> int:
-    """Return the kills for lack of memory that a file of a control group, or /proc/vmstat, counts; 0 if it
-    says none.
+    """Return the kills for lack of memory that a file of a control group, or /proc/vmstat, counts;
+    0 if it says none.
     """
     try:
         with open(file, encoding="utf-8") as lines:
@@ -62,8 +62,8 @@ def watch(pid: int, ways: str, counter: str, of_group: bool, limit: int) -> None
 
 
 def _held_with_children(pid: int) -> int:
-    """Return the resident bytes of a process and of all that it has started; memory that they share counts
-    once in each.
+    """Return the resident bytes of a process and of all that it has started; memory that they share
+    counts once in each.
     """
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}

@@ -31,17 +31,21 @@ class TrialCall:
     id: str
 
     def message(self, as_text: bool) -> dict[str, Any]:
-        """Return the call as a chat template takes it, with its arguments as text of JSON or as an object."""
+        """Return the call as a chat template takes it, with its arguments as text of JSON or as an
+        object.
+        """
         arguments: Any = json.dumps(self.arguments, ensure_ascii=False) if as_text else dict(self.arguments)
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
 def derived(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
-    """Return the syntax in which a text shows calls; None where it shows them in no form that can be read.
+    """Return the syntax in which a text shows calls; None where it shows them in no form that can
+    be read.
 
     Args:
         text: what the template makes of a reply with these calls.
-        calls: one or two calls, the first with two texts and a number as arguments in alphabetical order.
+        calls: one or two calls, the first with two texts and a number as arguments in alphabetical
+            order.
     """
     for reader in (_json_calls, _object_arguments, _literal_arguments, _item_arguments):
         syntax = reader(text, calls)
@@ -61,7 +65,9 @@ class _Frame:
 
     @classmethod
     def of(cls, text: str, places: Sequence[tuple[int, int]]) -> _Frame:
-        """Return the texts around these places; with one place alone all text belongs to the one call."""
+        """Return the texts around these places; with one place alone all text belongs to the one
+        call.
+        """
         head = text[: places[0][0]]
         tail = text[places[-1][1] :]
         if len(places) == 1:

@@ -75,8 +75,8 @@ class FaramaAgent(BaseAgent):
 
 @OrchestraRegistry.register("farama")
 class FaramaOrchestra(BaseOrchestra):
-    """One move per turn, in the game's own order. Players that act at the same time do not read each
-    other.
+    """One move per turn, in the game's own order. Players that act at the same time do not read
+    each other.
     """
 
     config_class = FaramaOptions
@@ -95,8 +95,8 @@ class FaramaOrchestra(BaseOrchestra):
     def check(
         self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
     ) -> None:
-        """Start a game and check that the team is its players and the advisers, and that copies behave like
-        their original.
+        """Start a game and check that the team is its players and the advisers, and that copies
+        behave like their original.
         """
         env = make_env(0)
         if not isinstance(env, FaramaEnv):
@@ -134,8 +134,8 @@ def check_forks(env: FaramaEnv) -> None:
     """Make a few random moves from the current state, each on a copy first.
 
     Raises:
-        AgentSystemError: the game cannot be copied, a copy behaves differently from its original, or shares
-            state with it.
+        AgentSystemError: the game cannot be copied, a copy behaves differently from its original,
+            or shares state with it.
     """
     for _ in range(TRIED_MOVES):
         if env.game.over:

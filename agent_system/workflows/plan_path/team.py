@@ -1,4 +1,6 @@
-"""The Tool proposes moves, or writes a program that does; the Executor decides which moves are made."""
+"""The Tool proposes moves, or writes a program that does; the Executor decides which moves are
+made.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and writes on the
-board.
+"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and
+writes on the board.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
 def groups_with_fixed_models(
     placement: Placement, algorithm: AlgorithmConfig | None = None
 ) -> list[WorkerGroupSpec]:
-    """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen
-    agents and, with the keys under `algorithm` of a run that trains, references of a KL divergence.
+    """Return the worker groups whose given models are needed throughout: bases of adapters, models
+    of frozen agents and, with the keys under `algorithm` of a run that trains, references of a KL
+    divergence.
     """
     in_reward = algorithm is not None and algorithm.use_kl_in_reward
 
@@ -37,8 +38,8 @@ def groups_with_fixed_models(
 
 
 def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> None:
-    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from
-    those of the run.
+    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder`
+    differ from those of the run.
 
     Models are built on the meta device; `read_state` checks adapters.
     """

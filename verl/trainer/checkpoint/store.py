@@ -53,8 +53,8 @@ class CheckpointStore:
         return folder
 
     def write(self, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer, and
-        delete old checkpoints.
+        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer,
+        and delete old checkpoints.
 
         Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
@@ -112,8 +112,8 @@ class CheckpointStore:
             ) from error
 
     def _drop_old(self, keep: int) -> None:
-        """Delete old checkpoints by age, not by step: a restarted run has lower steps than checkpoints of an
-        earlier run in this folder.
+        """Delete old checkpoints by age, not by step: a restarted run has lower steps than
+        checkpoints of an earlier run in this folder.
         """
         if keep <= 0:
             return
@@ -133,11 +133,12 @@ def read_state(
         folder: folder of the checkpoint.
         placement: placement of this run.
         critics: `critic_signature` of this run; None skips the check of critics.
-        bases: `fingerprints` of fixed models of this run; only groups that are in both are compared.
+        bases: `fingerprints` of fixed models of this run; only groups that are in both are
+            compared.
 
     Raises:
-        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or other
-            critics.
+        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or
+            other critics.
     """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     if _without_lora(state["placement"]) != _without_lora(placement.signature()):
@@ -158,8 +159,8 @@ def read_state(
 
 
 def link_models(saved: Path, folder: Path) -> None:
-    """Give a checkpoint the policies and critics of another one: the same files, without a copy where the
-    file system allows it.
+    """Give a checkpoint the policies and critics of another one: the same files, without a copy
+    where the file system allows it.
     """
 
     def link(source: str, target: str) -> None:
@@ -210,8 +211,9 @@ def _check_adapters(
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     """Return the checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to evaluate
-    (`trainer.val_only`): untrained models are evaluated only with `trainer.resume_mode=disable`.
+    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to
+    evaluate (`trainer.val_only`): untrained models are evaluated only with
+    `trainer.resume_mode=disable`.
     """
     if config.resume_mode == "disable":
         return None

@@ -28,10 +28,12 @@ SAMPLE_FIELDS = (
     "candidate",
     "data_source",
 )
-# Those that separate tasks, and those that without any of them mean a baseline over the whole batch.
+# Those that separate tasks, and those that without any of them mean a baseline over the whole
+# batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
-# Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are others.
+# Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are
+# others.
 REWARD_FIELDS = (
     "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty",
     "overlong_penalty", "reward",
@@ -46,8 +48,8 @@ FILTERED = "algorithm.filter_groups.enable=true"
 
 
 def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
-    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are reported by
-    the check of choices.
+    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are
+    reported by the check of choices.
     """
     if fields is None:
         return None

@@ -1,4 +1,6 @@
-"""Keys under `gateway`: a team that is a program with an OpenAI client (`agent.orchestra_type=gateway`)."""
+"""Keys under `gateway`: a team that is a program with an OpenAI client
+(`agent.orchestra_type=gateway`).
+"""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ def fail_or_reward(value: str) -> str:
 
 
 def reward_of_error(value: str) -> float | None:
-    """Return the reward of an episode whose program raised because of a reply; None: it is left out."""
+    """Return the reward of an episode whose program raised because of a reply; None: it is left
+    out.
+    """
     return None if value == FAIL else float(value)
 
 

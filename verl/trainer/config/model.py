@@ -1,5 +1,5 @@
-"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine samples its
-replies.
+"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine
+samples its replies.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from verl.trainer.config.spec import key, section, texts
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
-# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would
-# change nothing.
+# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient,
+# it would change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"

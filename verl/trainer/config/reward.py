@@ -173,7 +173,9 @@ class RewardConfig:
 
 
 def has_functions(reward: RewardConfig) -> bool:
-    """Return whether reward functions, or a reward manager, score the episodes beside the environment."""
+    """Return whether reward functions, or a reward manager, score the episodes beside the
+    environment.
+    """
     return (
         reward.custom_reward_function.path is not None
         or reward.reward_manager.name != AUTO
@@ -182,15 +184,15 @@ def has_functions(reward: RewardConfig) -> bool:
 
 
 def known_terms(reward: RewardConfig) -> tuple[str, ...] | None:
-    """Return the named terms that samples may have beside their fields; None if functions choose the
-    names.
+    """Return the named terms that samples may have beside their fields; None if functions choose
+    the names.
     """
     return None if has_functions(reward) else () if reward.model.kind is None else (TERM,)
 
 
 def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
-    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action
-    alone.
+    """Raise ConfigError unless candidates that are compared with each other are rewarded for their
+    own action alone.
 
     Args:
         returns: `rollout.tree.returns`.

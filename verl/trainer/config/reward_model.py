@@ -1,5 +1,5 @@
-"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and of reward
-functions.
+"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and
+of reward functions.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the
-tree.
+"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the
+root of the tree.
 
-Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of
-engines, `env.rollout` the number of episodes per task, and `actor_rollout_ref.rollout` how an engine samples
-a reply.
+Three sections are called `rollout`: the top-level one sets how episodes are collected and the
+devices of engines, `env.rollout` the number of episodes per task, and `actor_rollout_ref.rollout`
+how an engine samples a reply.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
 from verl.utils.tracking.backend import BACKENDS
 
-# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are not
-# allowed.
+# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are
+# not allowed.
 TEMPLATE_ARGUMENTS = (
     "self", "conversation", "messages", "tools", "documents", "add_generation_prompt",
     "continue_final_message", "tokenize", "padding",
@@ -141,8 +141,8 @@ class AgentConfig:
 
 @dataclass
 class EnvRolloutConfig:
-    """`env.rollout`: episodes per task (not `rollout`, their collection, nor `actor_rollout_ref.rollout`,
-    sampling of a reply).
+    """`env.rollout`: episodes per task (not `rollout`, their collection, nor
+    `actor_rollout_ref.rollout`, sampling of a reply).
     """
 
     n: int = key(8, "episodes per task in training (group size)", ge=1)
@@ -233,8 +233,8 @@ class TreeConfig:
 
 @dataclass
 class CollectConfig:
-    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task, nor
-    `actor_rollout_ref.rollout`).
+    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task,
+    nor `actor_rollout_ref.rollout`).
     """
 
     sampling: str = key(

@@ -88,8 +88,8 @@ class SandboxConfig:
 
 
 def check_sandbox(config: SandboxConfig) -> None:
-    """Raise ConfigError for a value that cannot be used, a level below min_level, or a server without an
-    address.
+    """Raise ConfigError for a value that cannot be used, a level below min_level, or a server
+    without an address.
     """
     check_values(config, "sandbox")
     if config.level != "auto" and LEVELS.index(config.level) < LEVELS.index(config.min_level):

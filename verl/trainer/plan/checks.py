@@ -1,8 +1,8 @@
 """Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
-Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.plan.effects`
-finds keys without effect. What needs names of a team, models or data is checked by
-`agent_system.launch.checks.check_run`, which calls `resolve`.
+Checks of a single key are part of its declaration (`verl.trainer.config.spec`);
+`verl.trainer.plan.effects` finds keys without effect. What needs names of a team, models or data is
+checked by `agent_system.launch.checks.check_run`, which calls `resolve`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
 
-# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in a
-# request.
+# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in
+# a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
 NOT_SERVED = (
     "rollout.log_prob_",
@@ -54,7 +54,8 @@ NOT_SERVED = (
     "rollout.weight_transfer",
     "rollout.free_cache_engine",
 )
-# On a base model with trained adapters, also the keys that must be equal for all agents of the base.
+# On a base model with trained adapters, also the keys that must be equal for all agents of the
+# base.
 SERVED_BY_A_BASE = (*SERVED, *BASE_KEYS)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
 ASKED = (
@@ -68,8 +69,8 @@ NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
 
 def resolve(config: RunConfig) -> RunPlan:
-    """Return the plan of a run, after a check of every key by its declaration, and of the keys against each
-    other. No model or data are read.
+    """Return the plan of a run, after a check of every key by its declaration, and of the keys
+    against each other. No model or data are read.
 
     Call it after plug-ins are imported, which may register estimators and losses.
 
@@ -104,14 +105,16 @@ def resolve(config: RunConfig) -> RunPlan:
 
 
 def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
-    """End the process with a one-line error if the settings of a command line are invalid; else return, and
-    the run checks them again.
+    """End the process with a one-line error if the settings of a command line are invalid; else
+    return, and the run checks them again.
 
-    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of plug-ins.
+    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of
+    plug-ins.
 
     Args:
         arguments: the command line without the program.
-        load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
+        load_plugins: imports the modules of `agent.plugins`, which may register estimators and
+            losses.
     """
     from verl.trainer.plan.command_line import compose_config, report_config_errors
     from verl.trainer.plan.derived_values import resolve_defaults
@@ -214,8 +217,8 @@ def _check_per_agent(algorithm: AlgorithmConfig, reward: RewardConfig, plan: Run
 
 
 def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algorithm") -> None:
-    """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are
-    set.
+    """Check the arguments of one agent's estimator, and that it supports the statistics and weights
+    that are set.
 
     Args:
         agent: plan of the agent.
@@ -262,8 +265,8 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
 
 
 def _check_gdpo_rewards(reward: RewardConfig, settings: Any, where: str) -> None:
-    """Raise ConfigError for a reward that no sample can have; names that reward functions return are known
-    after the first episodes.
+    """Raise ConfigError for a reward that no sample can have; names that reward functions return
+    are known after the first episodes.
     """
     terms = known_terms(reward)
     for name in settings.gdpo_reward_keys or ():
@@ -281,8 +284,8 @@ def _check_gdpo_rewards(reward: RewardConfig, settings: Any, where: str) -> None
 
 
 def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan: RunPlan) -> None:
-    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of
-    its keys alone.
+    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the
+    columns of its keys alone.
     """
     if algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
         return
@@ -316,8 +319,8 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
 
 
 def _check_whole_batch(plan: RunPlan) -> None:
-    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over
-    all rows of a policy.
+    """Raise ConfigError for agents of one policy with different settings of an estimator that
+    computes over all rows of a policy.
 
     Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
     """
@@ -392,7 +395,9 @@ def _leader(config: RunConfig, key: str) -> str | None:
 
 
 def _shown_of_critic(config: RunConfig, name: str, follows: bool = True) -> str:
-    """Return `key=value` of critics, with the key of the policy if `follows` and they have its value."""
+    """Return `key=value` of critics, with the key of the policy if `follows` and they have its
+    value.
+    """
     key = f"critic.{name}"
     return f"{(_leader(config, key) if follows else None) or key}={as_typed(value_at(config, key))}"
 
@@ -407,8 +412,8 @@ def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
 
 
 def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable[[str], str]) -> None:
-    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype,
-    `setting_of` returns `key=value`.
+    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its
+    dtype, `setting_of` returns `key=value`.
     """
     key = setting_of("model.attn_implementation")
     name = model.attn_implementation
@@ -428,8 +433,8 @@ def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable
 
 
 def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacement) -> None:
-    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs
-    their log-probs.
+    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the
+    loss needs their log-probs.
     """
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
@@ -458,8 +463,8 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
 def check_rollout_correction(
     algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, gateway: GatewayConfig, plan: RunPlan
 ) -> None:
-    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
-    correction removes.
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of
+    bias that no correction removes.
     """
     correction = algorithm.rollout_correction
     mode = async_training.mode
@@ -495,8 +500,8 @@ def check_rollout_correction(
 
 
 def _check_loss(algorithm: AlgorithmConfig, agent: AgentPlan) -> None:
-    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
-    without its keys.
+    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a
+    loss without its keys.
     """
     bypass = algorithm.rollout_correction.bypass_mode
     estimator = agent.estimator
@@ -528,8 +533,8 @@ def _check_loss(algorithm: AlgorithmConfig, agent: AgentPlan) -> None:
 
 
 def _warn_of_truncation(placement: Placement) -> None:
-    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation, so no
-    ratio shows the bias.
+    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation,
+    so no ratio shows the bias.
     """
     truncated = [
         a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1

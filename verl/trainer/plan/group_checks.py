@@ -1,5 +1,5 @@
-"""Checks of the groups that estimators compare, and of other settings that leave nothing to learn; part of
-`checks`.
+"""Checks of the groups that estimators compare, and of other settings that leave nothing to learn;
+part of `checks`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def _more_samples(tree: bool, committed: bool) -> str:
 
 
 def _check_tree_estimator(agent: AgentPlan, agent_note: str) -> None:
-    """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own action."""
+    """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own
+    action.
+    """
     if agent.needs_values:
         why = (
             "with algorithm.gae.level=turn reads values along an episode's calls"
@@ -144,8 +146,8 @@ def _check_tree_estimator(agent: AgentPlan, agent_note: str) -> None:
 
 
 def check_signal(config: RunConfig, plan: RunPlan) -> None:
-    """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that prevent
-    learning.
+    """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that
+    prevent learning.
     """
     if not config.trainer.val_only:
         _check_groups(config.env, plan)

@@ -1,5 +1,5 @@
-"""Placement: the table agent -> policy -> worker group, built once from the config and checked before any
-model is loaded.
+"""Placement: the table agent -> policy -> worker group, built once from the config and checked
+before any model is loaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from verl.trainer.plan.untrained_agents import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
-# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in
-# them.
+# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may
+# differ in them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs", "tool_samples")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
-# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one
-# engine.
+# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by
+# one engine.
 BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing",
     "model.use_remove_padding",
@@ -47,19 +47,19 @@ class Row:
     own_keys: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Return the full name under which the agent's value of a key is set: its own key, or the common
-        `actor_rollout_ref` key.
+        """Return the full name under which the agent's value of a key is set: its own key, or the
+        common `actor_rollout_ref` key.
         """
         return f"{WHERE}.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
 class AgentPlacement(Row):
-    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is None if
-    the policy is a whole model.
+    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is
+    None if the policy is a whole model.
 
-    The policy of a frozen agent is not trained: an unchanged model, or the base model of other agents'
-    adapters.
+    The policy of a frozen agent is not trained: an unchanged model, or the base model of other
+    agents' adapters.
     """
 
     agent_id: str
@@ -91,10 +91,10 @@ class WorkerGroupSpec:
     """One worker group: the model it holds and the agents it serves.
 
     Attributes:
-        config: config of its policy; with adapters that of the first, whose keys of the base model are equal
-            for all.
-        adapters: config of every adapter on this base model, by policy, in the order of the table; empty if
-            the model itself is trained.
+        config: config of its policy; with adapters that of the first, whose keys of the base model
+            are equal for all.
+        adapters: config of every adapter on this base model, by policy, in the order of the table;
+            empty if the model itself is trained.
         trained: false for a model all of whose agents are frozen: it is served without a trainer.
     """
 
@@ -113,10 +113,11 @@ class WorkerGroupSpec:
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API
-    agents.
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker
+    groups, and API agents.
 
-    `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its own.
+    `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its
+    own.
     """
 
     agents: tuple[AgentPlacement, ...]
@@ -144,8 +145,8 @@ class Placement:
         return list(dict.fromkeys(a.policy_id for a in self.trained))
 
     def signature(self) -> list[dict[str, Any]]:
-        """Return the part that a checkpoint must match: agent, policy and worker group of every row, and the
-        shape of its adapter.
+        """Return the part that a checkpoint must match: agent, policy and worker group of every
+        row, and the shape of its adapter.
         """
         rows: list[dict[str, Any]] = [
             {"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents
@@ -162,10 +163,11 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     """Place every agent by its `agent.specialization`.
 
     Raises:
-        PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a
-            model that is not named or does not exist, an unknown override, a folder of an adapter that cannot
-            be used or contradicts the keys of its shape, agents on one policy or one base with different
-            training keys, or a frozen agent that shares a policy with a trained one.
+        PlacementError: no or repeated agents, names that are equal in metrics, lists of different
+            length, a model that is not named or does not exist, an unknown override, a folder of an
+            adapter that cannot be used or contradicts the keys of its shape, agents on one policy
+            or one base with different training keys, or a frozen agent that shares a policy with a
+            trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -235,8 +237,8 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
 
 
 def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
-    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the
-    keys or their defaults.
+    """Return a row with the shape of its adapter in its config: that of the folder it starts from,
+    else the keys or their defaults.
     """
     model = row.config.model
     if row.adapter is None:
@@ -279,7 +281,9 @@ def _check_slugs(names: Sequence[str]) -> None:
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
-    """Return the model of each agent, folders as absolute paths; the entry of an API agent is not read."""
+    """Return the model of each agent, folders as absolute paths; the entry of an API agent is not
+    read.
+    """
     names: list[str] = list(agent.agent_ids)
     models: list[Any] = list(agent.model_ids)  # None for an agent behind an API
     if not models:
@@ -355,8 +359,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
 def _adapters(
     agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]
 ) -> list[str | None]:
-    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a
-    frozen agent.
+    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without
+    one, as for a frozen agent.
     """
     names = list(agent.agent_ids)
     adapter_ids = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
@@ -402,10 +406,11 @@ def _adapters(
 
 
 def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
-    """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker group.
+    """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker
+    group.
 
-    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other frozen
-    agents that are not `full` share one separate copy of their model.
+    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other
+    frozen agents that are not `full` share one separate copy of their model.
 
     Args:
         team: name, model and level of each agent with a policy.
@@ -433,7 +438,9 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
 
 
 def _worker_group_ids(keys: Sequence[tuple[str, str, str]], adapter_names: Collection[str]) -> list[str]:
-    """Return a name for the worker group of each agent by its `_group_keys`; none is in `adapter_names`."""
+    """Return a name for the worker group of each agent by its `_group_keys`; none is in
+    `adapter_names`.
+    """
     names: dict[tuple[str, str, str], str] = {}
     for key in keys:
         if key in names:
@@ -484,8 +491,8 @@ def _follows(config: ActorRolloutRefConfig, key: str) -> bool:
 
 
 def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:
-    """Return the keys in which two configs differ, with values unless they are sections; empty if there are
-    none.
+    """Return the keys in which two configs differ, with values unless they are sections; empty if
+    there are none.
     """
     differences = []
     for key in keys:

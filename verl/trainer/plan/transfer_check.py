@@ -19,8 +19,8 @@ def check_transfer(trainer: TrainerConfig, rollout: CollectConfig, name: str, se
         name: the value.
         setting: the agent's `key=value` in messages.
 
-    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of policy and
-    engine.
+    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of
+    policy and engine.
     """
     if not transfer_exists(name):
         raise ConfigError(

@@ -29,8 +29,8 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
     """Read the conversation and the tools of every row, in order.
 
     Raises:
-        DatasetError: a file or a row that cannot be read, a row without an assistant message, or no row at
-            all.
+        DatasetError: a file or a row that cannot be read, a row without an assistant message, or no
+            row at all.
     """
     if not files:
         raise DatasetError(

@@ -1,9 +1,9 @@
-"""From conversations to token ids with a loss mask: of each reply, what the chat template shows between its
-prompt and its end.
+"""From conversations to token ids with a loss mask: of each reply, what the chat template shows
+between its prompt and its end.
 
-The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where the
-template shows a reply in another way once further messages follow, such as without its thinking, it is
-trained in a sequence of its own.
+The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where
+the template shows a reply in another way once further messages follow, such as without its
+thinking, it is trained in a sequence of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ChatEncoder:
         """
         self._rendering = Rendering(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Without the tokenizer's own call, which hands single texts to another thread: three times as fast.
+        # Without the tokenizer's own call, which hands single texts to another thread: three times
+        # as fast.
         self._backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         if self._backend is not None:
             self._backend.no_truncation()
@@ -70,11 +71,12 @@ class ChatEncoder:
             )
 
     def encode(self, chat: Chat) -> list[TokenizedConversation]:
-        """Return the sequences in which the replies of a conversation are trained, each reply once; none if
-        no reply is.
+        """Return the sequences in which the replies of a conversation are trained, each reply once;
+        none if no reply is.
 
         Raises:
-            DatasetError: the template does not show a reply as sampling would, with file, row and cause.
+            DatasetError: the template does not show a reply as sampling would, with file, row and
+                cause.
         """
         try:
             trained = [at for at, message in enumerate(chat.messages) if _is_trained(message, at)]
@@ -137,8 +139,8 @@ class ChatEncoder:
     def _next_token(
         self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str
     ) -> str:
-        """Return the special token that begins the message after a reply, empty if the template shows none
-        there.
+        """Return the special token that begins the message after a reply, empty if the template
+        shows none there.
 
         Args:
             messages: the conversation up to the reply.
@@ -148,8 +150,8 @@ class ChatEncoder:
         """
         role = "tool" if messages[-1].get("tool_calls") else "user"
         after = [*following, {"role": role, "content": "?"}][:1]
-        # Templates that leave thinking out of earlier replies show a reply without it in the same way before
-        # each message.
+        # Templates that leave thinking out of earlier replies show a reply without it in the same
+        # way before each message.
         plain = [_without_thinking(message) for message in messages]
         for before, text in ((messages, whole), (plain, None)):
             try:
@@ -166,8 +168,8 @@ class ChatEncoder:
     def _check_shown(
         self, messages: Sequence[ChatMessage], at: int, tools: Tools, prompt: str, whole: str
     ) -> None:
-        """Count the fields of a reply that the template does not show. Raise DatasetError if it says nothing
-        without them.
+        """Count the fields of a reply that the template does not show. Raise DatasetError if it
+        says nothing without them.
         """
         if tools and self._same(messages[:at], None, prompt, as_prompt=True):
             raise DatasetError(
@@ -205,8 +207,8 @@ class ChatEncoder:
     def _tokens(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedConversation:
         """Return the tokens of a text, and of each whether it is in a span.
 
-        The ids are those of the whole text. Only where one of its tokens lies across the beginning or the end
-        of a span, the text on both sides is encoded apart, as in sampling.
+        The ids are those of the whole text. Only where one of its tokens lies across the beginning
+        or the end of a span, the text on both sides is encoded apart, as in sampling.
         """
         ids: list[int] = []
         start = 0
@@ -256,8 +258,8 @@ def _without_thinking(message: ChatMessage) -> ChatMessage:
 
 
 def _is_trained(message: ChatMessage, at: int) -> bool:
-    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is neither 0
-    nor 1.
+    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is
+    neither 0 nor 1.
     """
     marks = {name: message[name] for name in MARKS if name in message}
     for name, value in marks.items():

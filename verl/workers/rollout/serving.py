@@ -1,10 +1,10 @@
-"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own full
-forward pass.
+"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own
+full forward pass.
 
-Two prompts of different lengths are computed and continued beside each other, across every window and every
-original position limit of the miniature, with fixed tokens. Log-probs after every token are compared with
-those of an eager forward pass over each row alone, and with those of the same row when the other one is not
-there.
+Two prompts of different lengths are computed and continued beside each other, across every window
+and every original position limit of the miniature, with fixed tokens. Log-probs after every token
+are compared with those of an eager forward pass over each row alone, and with those of the same row
+when the other one is not there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Served = SlotModel | RowModel
 MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "rows": RowModel}
 
 TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
-# by which a model's own decode step may differ from its own full pass, as where only one of them clamps
+# by which a model's own decode step may differ from its own full pass, as where only one of them
+# clamps
 OWN_DECODE = 0.2
 # prompts, in tokens; with the tokens after them below the position limit of a miniature
 BELOW_LIMIT = (
@@ -80,15 +81,16 @@ class Serving:
 
 
 def serving_of(config: Any, *, max_model_len: int) -> Serving:
-    """Return how the `hf` engine serves models of a configuration; the check runs once per configuration and
-    process.
+    """Return how the `hf` engine serves models of a configuration; the check runs once per
+    configuration and process.
 
     Args:
         config: of a causal language model, also one with a `text_config`.
         max_model_len: maximum number of tokens of prompt and reply together.
 
     Raises:
-        RolloutError: neither way is exact, or only below a shorter length; one line that names the keys.
+        RolloutError: neither way is exact, or only below a shorter length; one line that names the
+            keys.
     """
     results = _check(config)
     for serving in results:
@@ -105,8 +107,8 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
 
 @dataclass
 class _Case:
-    """Prompts, their continuations, and the log-probs after the prompt and after every token but the last,
-    [tokens, vocab].
+    """Prompts, their continuations, and the log-probs after the prompt and after every token but
+    the last, [tokens, vocab].
     """
 
     prompts: list[list[int]]
@@ -128,7 +130,9 @@ class _Outcome:
 @once_per_configuration
 @one_thread()
 def _check(config: Any) -> list[Serving]:
-    """Return the exact ways to serve a model, the faster first; only the last one may be without a limit."""
+    """Return the exact ways to serve a model, the faster first; only the last one may be without a
+    limit.
+    """
     name = _name(config)
     try:
         model = miniature_model(config, attention="eager")
@@ -161,7 +165,9 @@ def _check(config: Any) -> list[Serving]:
 
 
 def _fault(outcome: _Outcome, allowed: float, limit: int | None) -> str:
-    """Return why a mode is not used, or nothing; a difference beyond the position limit is none below it."""
+    """Return why a mode is not used, or nothing; a difference beyond the position limit is none
+    below it.
+    """
     if outcome.error:
         return outcome.error
     if max(outcome.below, 0.0 if limit is not None else outcome.beyond) > allowed:
@@ -182,8 +188,8 @@ def _case(model: Any, lengths: Sequence[int]) -> _Case:
 
 
 def _full_passes(model: Any, *cases: _Case) -> None:
-    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave their
-    frequencies in the model.
+    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave
+    their frequencies in the model.
     """
     model = copy.deepcopy(model)
     rows = [
@@ -235,8 +241,8 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
 def _serve(
     serving_model: Served, case: _Case, row_indices: Sequence[int], count: int = TOKENS
 ) -> list[torch.Tensor]:
-    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the
-    case.
+    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in
+    the case.
     """
     buckets: dict[int, list[int]] = {}
     for i in row_indices:
@@ -259,8 +265,8 @@ def _serve(
 
 
 def position_limit(config: Any, small: Any) -> int | None:
-    """Return the number of positions beyond which a configuration may compute tokens otherwise; None if it
-    names none.
+    """Return the number of positions beyond which a configuration may compute tokens otherwise;
+    None if it names none.
 
     Args:
         config: the configuration.

@@ -1,5 +1,5 @@
-"""Maps generated from a seed, each solvable, with the length of its shortest path; training and test sets are
-disjoint.
+"""Maps generated from a seed, each solvable, with the length of its shortest path; training and
+test sets are disjoint.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def draw_map(rng: random.Random, difficulty: PlanPathDifficulty) -> GridMap:
 def generate(
     count: int, seed: int, difficulty: PlanPathDifficulty | None = None, *, exclude: Collection[str] = ()
 ) -> list[GridMap]:
-    """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its arguments.
+    """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its
+    arguments.
 
     Raises:
         AgentSystemError: there are too few different maps of this difficulty.
@@ -103,7 +104,9 @@ def generate_split(
 
 
 def to_row(grid: GridMap, index: int, split: str) -> dict[str, Any]:
-    """Return the map as a row of verl's schema; the ground truth is the length of the shortest path."""
+    """Return the map as a row of verl's schema; the ground truth is the length of the shortest
+    path.
+    """
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": grid.text}],

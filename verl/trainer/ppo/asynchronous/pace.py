@@ -45,8 +45,8 @@ class Pace:
 
     @property
     def most_lead(self) -> int:
-        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps train on
-        whole batches.
+        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps
+        train on whole batches.
         """
         return min(math.floor((1 + self.staleness) * self.trigger) - 1, self.bound)
 
@@ -57,7 +57,8 @@ class Pace:
             way: `async_training.parameter_sync`.
             step: the step whose update has ended.
             version: step of the weights that the engines have.
-            ahead: the next batch is complete, so no step waits for the engines while they load weights.
+            ahead: the next batch is complete, so no step waits for the engines while they load
+                weights.
         """
         if way == "eager" or self.adapter:
             return True
@@ -67,7 +68,8 @@ class Pace:
 def paces(
     settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()
 ) -> dict[str, Pace]:
-    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own keys.
+    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own
+    keys.
 
     Raises ConfigError for an invalid key or value.
     """
@@ -86,13 +88,13 @@ def paces(
 
 
 def check_async_training(config: RunConfig, plan: RunPlan) -> None:
-    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer
-    steps on older samples.
+    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several
+    optimizer steps on older samples.
 
-    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a
-    step waits for, a lead for which no groups are sampled, small batches that no group could wait for, that
-    are larger than a batch, or whose rewards or advantages depend on the whole batch, and dynamic sampling by
-    rewards that depend on other groups.
+    Contradictions are a policy that does not exist, a bound under which a group can be too old
+    whatever a step waits for, a lead for which no groups are sampled, small batches that no group
+    could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole
+    batch, and dynamic sampling by rewards that depend on other groups.
     """
     settings = config.async_training
     policies = {agent.policy_id: None for agent in plan.trained}
@@ -133,7 +135,9 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
 
 
 def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace]) -> None:
-    """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the default."""
+    """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the
+    default.
+    """
     most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in policy_paces.values())
     if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
         more = (
@@ -149,8 +153,8 @@ def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace])
 
 
 def _check_filter(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
-    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups
-    that end later.
+    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend
+    on groups that end later.
     """
     rule = algorithm.filter_groups
     spread = reward.propagation

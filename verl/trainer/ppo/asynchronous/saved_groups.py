@@ -21,8 +21,8 @@ STATE = "queue.json"
 def check_checkpoint(
     folder: Path, state: Mapping[str, Any], async_training: AsyncTrainingConfig, data: DataConfig
 ) -> None:
-    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is
-    `state`.
+    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer
+    state is `state`.
     """
     mode = async_training.mode
     saved_mode = state.get("async_training", "sync")
@@ -61,7 +61,8 @@ def check_checkpoint(
     # the queue, which only checkpoints of fully asynchronous training hold
     from verl.trainer.ppo.asynchronous.group_queue import fits
 
-    # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
+    # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the
+    # surplus.
     queue = groups["queue"]
     waits = async_training.max_off_policy_strategy == "wait" and not async_training.fresh
     left = [group["deadline"] for group in queue["groups"] if group["state"] in ("complete", "running")]

@@ -106,7 +106,8 @@ def engine_arguments(
 
 
 def visible_gpus(gpus: Sequence[str]) -> str:
-    """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each rank.
+    """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each
+    rank.
 
     Raises `EngineSetupError` unless every rank sees exactly one GPU, and each another one.
     """
@@ -129,8 +130,8 @@ def _key_value_heads(model_config: Any) -> int:
 
 
 def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int, tp: int) -> int:
-    """Return the bytes of keys and values for every reply in flight at its longest, and for prefixes, in each
-    of `tp` processes.
+    """Return the bytes of keys and values for every reply in flight at its longest, and for
+    prefixes, in each of `tp` processes.
     """
     heads = max(_key_value_heads(model_config) // tp, 1)
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
@@ -145,13 +146,13 @@ def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
 
 
 def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> None:
-    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails on some
-    request.
+    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails
+    on some request.
 
     Args:
         rollout: of the worker group.
-        max_model_len: maximum number of tokens of prompt and reply together; a reply that is computed again
-            is a prompt of that length.
+        max_model_len: maximum number of tokens of prompt and reply together; a reply that is
+            computed again is a prompt of that length.
         device: cpu or cuda.
     """
     chunked = splits_prompts(rollout, device)
@@ -210,8 +211,8 @@ def check_split(model_config: Any, tp: int) -> None:
 
 
 def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) -> None:
-    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's kernels
-    there need 16 bits.
+    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's
+    kernels there need 16 bits.
 
     Args:
         adapters: by name.
@@ -229,8 +230,8 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
 
 
 def check_experts(model: torch.nn.Module) -> None:
-    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the first
-    token.
+    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the
+    first token.
 
     Args:
         model: the base of adapters that vLLM on a CPU is to serve; it may be on the meta device.

@@ -1,4 +1,6 @@
-"""GDPO: normalise every reward separately before they are added, so that their scales do not matter."""
+"""GDPO: normalise every reward separately before they are added, so that their scales do not
+matter.
+"""
 
 from __future__ import annotations
 

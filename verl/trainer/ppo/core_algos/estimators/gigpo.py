@@ -1,5 +1,5 @@
-"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps from the
-same state.
+"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps
+from the same state.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from verl.utils.names import own_key
 
 logger = logging.getLogger(__name__)
 
-# If a batch leaves less than this weight to earlier rewards, the baseline is about the mean of that batch.
+# If a batch leaves less than this weight to earlier rewards, the baseline is about the mean of that
+# batch.
 SHORT_MEMORY = 0.05
 
 
