@@ -111,8 +111,8 @@ class BaseAgent:
         except Exception as error:  # whatever the attributes of a user's class raise
             raise AgentSystemError(
                 f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: "
-                f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, locks and "
-                "connections where they are used"
+                f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, "
+                "locks and connections where they are used"
             ) from error
 
     def team_context(self, entries: Sequence[Entry]) -> str:
@@ -152,8 +152,8 @@ class BaseAgent:
             ) from error
         except (ValueError, IndexError) as error:
             raise AgentSystemError(
-                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces "
-                f"twice: {{{{ }}}}"
+                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal "
+                f"braces twice: {{{{ }}}}"
             ) from error
 
 

@@ -215,8 +215,8 @@ class _Check:
     def _check_outcome(self, outcome: Outcome, where: str) -> None:
         if not isinstance(outcome.done, bool) or not isinstance(outcome.info, Mapping):
             raise AgentSystemError(
-                f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a bool and a "
-                "mapping"
+                f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a "
+                "bool and a mapping"
             )
         local = (
             outcome.local.values()
@@ -243,10 +243,10 @@ class _Check:
         for one, other in zip_longest(alone, fork):
             if one != other:
                 raise AgentSystemError(
-                    f"{self.name}: a fork taken before action {start} that played the remaining actions in "
-                    "reverse, after other forks had played them, differs from a separate object that played "
-                    f"the same: expected {one!r:.300}, found {other!r:.300}; a fork must share no mutable "
-                    "state"
+                    f"{self.name}: a fork taken before action {start} that played the remaining "
+                    "actions in reverse, after other forks had played them, differs from a "
+                    f"separate object that played the same: expected {one!r:.300}, found "
+                    f"{other!r:.300}; a fork must share no mutable state"
                 )
 
     def _check_equal(self, expected: Trace, actual: Trace, where: str, start: int = -1) -> None:
@@ -254,13 +254,13 @@ class _Check:
             if one != other:
                 what = "reset" if number < 0 else f"action {number}, {self.actions[number]!r},"
                 raise AgentSystemError(
-                    f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, found "
-                    f"{other!r:.300}"
+                    f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, "
+                    f"found {other!r:.300}"
                 )
         if len(expected) != len(actual):
             raise AgentSystemError(
-                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes expected, "
-                f"found {len(actual)}"
+                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes "
+                f"expected, found {len(actual)}"
             )
 
 

@@ -57,7 +57,7 @@ def printable_key(key: str, where: str) -> str:
     if not key.isprintable():
         place = next(place for place, character in enumerate(key) if not character.isprintable())
         raise AgentSystemError(
-            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is it a line "
-            "break or a tab?"
+            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is "
+            "it a line break or a tab?"
         )
     return key

@@ -152,8 +152,8 @@ class SummaryMemory(SimpleMemory):
     """
 
     prompt: ClassVar[str] = (
-        "{env_prompt}\n\nYour memory:\n{memory}\n\nWrite a short summary of your memory, which replaces it. "
-        "Keep what you will need later."
+        "{env_prompt}\n\nYour memory:\n{memory}\n\nWrite a short summary of your memory, which "
+        "replaces it. Keep what you will need later."
     )
     trained: ClassVar[bool] = True
 

@@ -71,8 +71,8 @@ class ClassRegistry(Generic[T]):
                 scope = _scope(orchestra, env)
                 raise AgentSystemError(
                     f"{self.kind} {name!r}{scope} is already registered by "
-                    f"{registered_class.__module__}.{registered_class.__qualname__}; choose another "
-                    f"name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
+                    f"{registered_class.__module__}.{registered_class.__qualname__}; choose "
+                    f"another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, env, name)] = cls
             return cast(C, cls)
@@ -109,8 +109,8 @@ class ClassRegistry(Generic[T]):
         )
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{_scope(orchestra, env, 'for')}{hint}; "
-            f"known: {', '.join(known_names) or 'none'}. A module of your own must be imported first: "
-            "agent.plugins=[your.module]"
+            f"known: {', '.join(known_names) or 'none'}. A module of your own must be imported "
+            "first: agent.plugins=[your.module]"
         )
 
     def names(self, *, orchestra: str | None = None, env: str | None = None) -> list[str]:
@@ -172,8 +172,8 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
                     f"agent.plugins: {module!r} imports what is not installed: {error}"
                 ) from error
             raise AgentSystemError(
-                f"agent.plugins names the module {module!r}, which Python cannot find; install the package "
-                "or add its folder to PYTHONPATH"
+                f"agent.plugins names the module {module!r}, which Python cannot find; install the "
+                "package or add its folder to PYTHONPATH"
             ) from error
         loaded.append(module)
     for entry in entry_points(group=PLUGIN_GROUP):

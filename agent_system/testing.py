@@ -15,8 +15,8 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, Sa
 __all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer", "scripted_team"]
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
-    "endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 Script = Callable[[str, GenerateRequest], str] | Sequence[str]

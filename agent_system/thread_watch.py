@@ -74,9 +74,9 @@ class ThreadWatch:
         with self._lock:
             self._calls[name] = WATCHED_CALLS
         logger.warning(
-            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
-            "process's main thread can do this; if its results depend on it, let it do this in a process "
-            "of its own",
+            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only "
+            "a process's main thread can do this; if its results depend on it, let it do this in a "
+            "process of its own",
             name, type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
         )  # fmt: skip
 

@@ -95,8 +95,8 @@ class EnvWorker:
         wait([started], limit)
         if not started.done():
             raise EnvWorkerError(
-                f"environment worker {self.number} did not start within {limit:g} s; is its machine "
-                "overloaded?"
+                f"environment worker {self.number} did not start within {limit:g} s; is its "
+                "machine overloaded?"
             )
         self._on_start(started)  # the callback may run later
         if self.dead is not None:
@@ -243,8 +243,8 @@ class RemoteEnv:
             if not clock.expired():
                 raise
             worker.retire(
-                f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} with "
-                "blocking=False block?"
+                f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} "
+                "with blocking=False block?"
             )
         except EnvWorkerError as error:
             logger.warning("%s", error)

@@ -91,6 +91,6 @@ class ServedSession(Access):
 
 
 _NO_WORLD = (
-    "is for episodes: a served team has no environment; ask the whole team as a model, which plays an episode "
-    "of its own"
+    "is for episodes: a served team has no environment; ask the whole team as a model, which plays "
+    "an episode of its own"
 )

@@ -24,9 +24,9 @@ from agent_system.gateway.request_fields import (
 MOST_REPLIES = 128
 MOST_STOPS = 16
 _MASKS = (
-    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
-    "samples the reply without a mask, so that the client checks it, or gateway.structured=mask, or describe "
-    "the form in a message"
+    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, "
+    "which samples the reply without a mask, so that the client checks it, or "
+    "gateway.structured=mask, or describe the form in a message"
 )
 # Fields of `/v1/completions` that are read as those of a chat.
 _COMPLETION_FIELDS = (COMPLETIONS | {*SAMPLING, *MASKING, *UNSUPPORTED}) - {
@@ -190,8 +190,8 @@ def _logprobs(value: Any) -> bool:
     if value is True or (type(value) is int and value in (0, 1)):
         return True
     raise Refusal(
-        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the log-probability of "
-        "the sampled token alone",
+        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the "
+        "log-probability of the sampled token alone",
         param="logprobs",
     )
 
@@ -270,8 +270,8 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
         or not all(isinstance(name, str) and name in names for name in chosen_names)
     ):
         raise Refusal(
-            "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
-            f"least one of the tools ({', '.join(names)[:200] or 'there are none'}), found "
+            "tool_choice of the type allowed_tools must have the mode auto or required and a list "
+            f"of at least one of the tools ({', '.join(names)[:200] or 'there are none'}), found "
             f"{json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
@@ -281,8 +281,8 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
 def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
     names = ", ".join(tool["function"]["name"] for tool in tools)[:200] or "there are none"
     return Refusal(
-        f"tool_choice must be auto, none, required, allowed_tools, or name one of the tools ({names}), found "
-        f"{json.dumps(choice)[:80]}",
+        "tool_choice must be auto, none, required, allowed_tools, or name one of the tools "
+        f"({names}), found {json.dumps(choice)[:80]}",
         param="tool_choice",
     )
 

@@ -101,8 +101,9 @@ def _result(printed: bytes, name: str) -> Any:
         return Outcome(**result)
     except (ValueError, TypeError, RecursionError) as error:
         raise CommandError(
-            f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an "
-            f"answer as text, a reward, or an object with team, local and info, found {line[:SHOWN_CHARS]!r}"
+            f"the last line that the command {name!r} printed is no result ({error}): expected "
+            "JSON, an answer as text, a reward, or an object with team, local and info, found "
+            f"{line[:SHOWN_CHARS]!r}"
         ) from error
 
 

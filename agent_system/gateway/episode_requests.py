@@ -154,8 +154,8 @@ class EpisodeRequests:
         sampling, overridden = conversations.sampling(request, defaults)
         if overridden and self._keys.client_sampling == "refuse":
             raise Refusal(
-                f"{', '.join(overridden)} differs from the run's and gateway.client_sampling=refuse; leave "
-                "it out",
+                f"{', '.join(overridden)} differs from the run's and "
+                "gateway.client_sampling=refuse; leave it out",
                 param=overridden[0],
             )
         structure = ""

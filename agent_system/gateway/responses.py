@@ -269,8 +269,8 @@ def _referenced_item(item: Any, index: int, store: ResponseStore) -> Any:
     stored_item = store.items.get(name) if isinstance(name, str) else None
     if stored_item is None:
         raise Refusal(
-            f"input[{index}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
-            "many have since; send the item itself",
+            f"input[{index}] refers to the item {name!r:.100}, which no answer to this key has "
+            "given, or too many have since; send the item itself",
             param="input",
         )
     return stored_item

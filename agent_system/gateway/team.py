@@ -74,15 +74,16 @@ class GatewayOrchestra(BaseOrchestra):
         """Reject tree sampling, and agents that do more than the program asks of them."""
         if forks:
             raise AgentSystemError(
-                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the "
-                "middle of its run, so its calls have no candidates; use rollout.sampling=parallel"
+                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be "
+                "forked in the middle of its run, so its calls have no candidates; use "
+                "rollout.sampling=parallel"
             )
         for name, agent in agents.items():
             if isinstance(agent, ToolAgent) or agent.memory_class is not None:
                 raise AgentSystemError(
-                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and "
-                    "its memory would not be used, because the program sends the messages and calls the "
-                    "tools; register a BaseAgent without a memory, or none"
+                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its "
+                    "tools and its memory would not be used, because the program sends the "
+                    "messages and calls the tools; register a BaseAgent without a memory, or none"
                 )
 
     async def run(self, turn: Turn) -> Any:
@@ -148,8 +149,8 @@ def load_team(team: Any) -> Callable[..., Any]:
     if not callable(program):
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
-            "module:function, `async def function(task, session)`, or a plain function, which runs in a "
-            "thread; or agent.team_command"
+            "module:function, `async def function(task, session)`, or a plain function, which runs "
+            "in a thread; or agent.team_command"
         )
     return program
 
@@ -197,8 +198,8 @@ def _check_result(result: Any, episode: Episode) -> None:
     fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
     if not fits and episode.turn is not None and not episode.turn.done:
         raise WrongResultError(
-            f"the team returned {type(result).__name__}; expected its answer as text, which the environment "
-            "scores, a reward, or an Outcome"
+            f"the team returned {type(result).__name__}; expected its answer as text, which the "
+            "environment scores, a reward, or an Outcome"
         )
 
 

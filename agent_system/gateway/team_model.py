@@ -47,8 +47,8 @@ class TeamModel:
         unsupported = [name for field, name in NOT_OF_A_TEAM.items() if getattr(request, field)]
         if unsupported:
             raise Refusal(
-                f"{unsupported[0]} is not supported by {self.name!r}, the whole team, which plays an episode "
-                "as in validation; its agents support it",
+                f"{unsupported[0]} is not supported by {self.name!r}, the whole team, which plays "
+                "an episode as in validation; its agents support it",
                 param=unsupported[0],
             )
         messages = MessageNormalizer(lambda text: text, False, False).normalize(request.messages)

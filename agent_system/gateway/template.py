@@ -72,9 +72,9 @@ class Template:
             )
         if tools and not self.syntaxes:
             raise Refusal(
-                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot be read; "
-                "set data.apply_chat_template_kwargs.chat_template to another one, or describe the tools in "
-                "a message",
+                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot "
+                "be read; set data.apply_chat_template_kwargs.chat_template to another one, or "
+                "describe the tools in a message",
                 param="tools",
             )
         try:
@@ -180,9 +180,9 @@ def too_long(binding: AgentBinding, size: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
         f"the prompt of {binding.agent_id!r} has {size}, more than "
-        f"{binding.prompt_length_key}={binding.max_prompt_length} tokens; send less, or raise it. In words "
-        "that clients look for: prompt is too long, this model's maximum context length is "
-        f"{binding.max_prompt_length}",
+        f"{binding.prompt_length_key}={binding.max_prompt_length} tokens; send less, or raise it. "
+        "In words that clients look for: prompt is too long, this model's maximum context length "
+        f"is {binding.max_prompt_length}",
         code=TOO_LONG,
         param="messages",
     )

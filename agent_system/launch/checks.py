@@ -121,8 +121,8 @@ def start_sandbox(config: RunConfig) -> None:
             if value != getattr(SandboxConfig(), name)
         ]
         raise AgentSystemError(
-            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
-            f"with the options of agent.orchestra.{team} the agents write none"
+            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no "
+            f"programs, and with the options of agent.orchestra.{team} the agents write none"
         )
 
 

@@ -35,9 +35,9 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     free -= BUNDLE_CPUS * count_devices(config.trainer, config.rollout) if placement.groups else 0.0
     if keys.num * keys.cpus > free:
         raise ConfigError(
-            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} "
-            f"CPUs, but the Ray cluster has {free:g} free; lower one of them, or raise ray_init.num_cpus of "
-            "a private cluster"
+            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve "
+            f"{keys.num * keys.cpus:g} CPUs, but the Ray cluster has {free:g} free; lower one of "
+            "them, or raise ray_init.num_cpus of a private cluster"
         )
 
 

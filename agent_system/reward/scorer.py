@@ -200,9 +200,9 @@ def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
         return record
     if getattr(reward.value, "ndim", isinstance(reward.value, (list, tuple))):
         raise AgentSystemError(
-            "the reward manager gave a list as the team reward; rewards of tokens or spans are of one call: "
-            "with the manager `episode` return a mapping that names it, such as {0: [...]} or "
-            f"{{{record.samples[0].agent_id!r}: [...]}}"
+            "the reward manager gave a list as the team reward; rewards of tokens or spans are of "
+            "one call: with the manager `episode` return a mapping that names it, such as {0: "
+            f"[...]}} or {{{record.samples[0].agent_id!r}: [...]}}"
         )
     return record.with_team_reward(finite(reward.value, "the team reward", "the reward manager"))
 

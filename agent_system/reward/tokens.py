@@ -76,7 +76,7 @@ def _span(item: Any, length: int, where: str) -> tuple[int, int, Any]:
     whole = isinstance(item, (tuple, list)) and len(item) == 3 and all(type(at) is int for at in item[:2])
     if not whole or not 0 <= item[0] < item[1] <= length:
         raise AgentSystemError(
-            f"{where} has the span {item!r:.80}; expected (start, end, reward) with 0 <= start < end <= "
-            f"{length}, the characters of the reply"
+            f"{where} has the span {item!r:.80}; expected (start, end, reward) with 0 <= start < "
+            f"end <= {length}, the characters of the reply"
         )
     return item[0], item[1], item[2]

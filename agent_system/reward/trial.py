@@ -63,8 +63,8 @@ def try_function(settings: RewardConfig, task: Task) -> None:
     ):  # not a function that draws random numbers
         name = getattr(function, "__qualname__", type(function).__name__)
         logger.warning(
-            "reward.custom_reward_function: %s gives %s for a task in a thread of the run, where it is "
-            "called, and %s in the main thread; let it do what needs the main thread in a process of its own",
+            "reward.custom_reward_function: %s gives %s for a task in a thread of the run, where "
+            "it is called, and %s in the main thread; let it do what needs the main thread in a process of its own",
             name,
             in_thread,
             in_main,

@@ -251,13 +251,13 @@ class Call:
                 raise
             why = f": {error}" if isinstance(error, EngineStuckError) else ""
             raise RolloutError(
-                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s (policy "
-                f"{binding.policy_id}){why}"
+                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s "
+                f"(policy {binding.policy_id}){why}"
             ) from error
         if len(replies) != n:
             raise RolloutError(
-                f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got "
-                f"{len(replies)}"
+                f"asked the engine of {binding.policy_id} for {n} "
+                f"{'reply' if n == 1 else 'replies'}, got {len(replies)}"
             )
         whole = [
             None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r

@@ -172,8 +172,8 @@ class Collector:
         orchestra.check(agents, env.make, forks=settings.tree is not None)
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
-                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an "
-                "agent writes; make it the memory_class of an agent"
+                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
+                "which an agent writes; make it the memory_class of an agent"
             )
         check_tool_agents(
             agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
@@ -449,9 +449,9 @@ class Collector:
             after = own_data(self.runtimes[name].agent)
             if changed := sorted(key for key in before | after if before.get(key) != after.get(key)):
                 logger.warning(
-                    "agent %r changed its attribute %s during an episode, but all episodes share one agent "
-                    "that does not override start(), those of a validation too; set the attribute in "
-                    "start(self, task) to give every episode its own",
+                    "agent %r changed its attribute %s during an episode, but all episodes share "
+                    "one agent that does not override start(), those of a validation too; set the "
+                    "attribute in start(self, task) to give every episode its own",
                     name, ", ".join(map(repr, changed)),
                 )  # fmt: skip
         self._shared = {}
@@ -486,9 +486,9 @@ class Collector:
                 if record.term(sample, name) is None:
                     came = sorted({*sample.reward_terms, *record.reward_terms})
                     raise AgentSystemError(
-                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no "
-                        f"reward function gave {sample.agent_id} a term of that name in turn {sample.turn}; "
-                        f"terms that came: {', '.join(came) or 'none'}"
+                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a "
+                        f"sample, and no reward function gave {sample.agent_id} a term of that "
+                        f"name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
                     )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:

@@ -281,9 +281,9 @@ class Episode:
         runtime = self.runtimes.get(agent_id)
         if runtime is None:
             raise AgentSystemError(
-                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self.runtimes)}; agents: "
-                f"{', '.join(self.runtimes)} (turn.act and Outcome.local name agents, BaseOrchestra.agents "
-                "lists them)"
+                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self.runtimes)}; "
+                f"agents: {', '.join(self.runtimes)} (turn.act and Outcome.local name agents, "
+                "BaseOrchestra.agents lists them)"
             )
         return runtime
 

@@ -41,8 +41,8 @@ class EpisodeAgents:
             if call.before is not runtime.agent:
                 if agent.calls_tools:
                     raise AgentSystemError(
-                        f"{agent_id!r} has tools and a state, so its calls must not run at the same time: "
-                        "await one by one"
+                        f"{agent_id!r} has tools and a state, so its calls must not run at the "
+                        "same time: await one by one"
                     )
                 agent = runtime.agent.fork()
                 agent.project(reply.text)

@@ -127,8 +127,8 @@ class Ledger:
             self._share(outcome.local, (len(self.turns), math.inf), where)
         elif outcome.local:
             raise AgentSystemError(
-                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent "
-                "name or call number: {'Agent Name': 1.0} or {0: 1.0}"
+                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping "
+                f"by agent name or call number: {{'Agent Name': 1.0}} or {{0: 1.0}}"
             )
 
     def _share(self, local: Mapping[int | str, float], source: tuple[int, float], where: str) -> None:
@@ -147,8 +147,8 @@ class Ledger:
                 places = [(turn, self.rounds.get((turn, key), key))]
             else:
                 raise AgentSystemError(
-                    f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered "
-                    "from 0)"
+                    f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls "
+                    "(numbered from 0)"
                 )
             for place in places:
                 self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")

@@ -81,8 +81,8 @@ class ProgramCalls:
             episode.require_turn()
             if turn.done:
                 raise TurnOver(
-                    f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} "
-                    "waited"
+                    f"the environment ended the episode in turn {turn.step}, while a call of "
+                    f"{agent_id} waited"
                 )
             try:
                 generations = await calls[0].generate(n, episode.clock)

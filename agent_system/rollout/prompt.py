@@ -129,9 +129,9 @@ class PromptBuilder:
         self.chat = ChatTemplate(tokenizer, template_kwargs)
         if not self.chat.source:
             raise AgentSystemError(
-                f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) "
-                "has no chat template; use an instruction-tuned model, or set "
-                "data.apply_chat_template_kwargs.chat_template"
+                f"the tokenizer of {agent.agent_id!r} "
+                f"({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; use "
+                "an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
         # one that raises may show the messages of this agent, which have other fields
         if self.chat.hides_texts:
@@ -181,8 +181,9 @@ class PromptBuilder:
             if cut is not None:
                 return replace(cut, dropped=len(entries) + memory.parts)
         raise PromptTooLongError(
-            f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
-            f"{self._length_key}={self.max_prompt_length}; raise it or shorten the template"
+            f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, "
+            f"more than {self._length_key}={self.max_prompt_length}; raise it or shorten the "
+            "template"
         )
 
     def first_lengths(self, variables: Sequence[Mapping[str, Any]], memory: Memory) -> list[int]:

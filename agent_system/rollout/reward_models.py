@@ -115,8 +115,8 @@ class Judge:
             prompt = None
         if prompt is None or (prompt.dropped and not settings.truncate):
             raise AgentSystemError(
-                f"the judge's question{' without the conversation' if prompt is None else ''} is longer than "
-                f"reward.model.max_length={settings.max_length} tokens; raise it"
+                f"the judge's question{' without the conversation' if prompt is None else ''} is "
+                f"longer than reward.model.max_length={settings.max_length} tokens; raise it"
                 + (
                     ", or set reward.model.truncate=true to leave out the oldest part of the conversation"
                     if prompt
@@ -142,10 +142,10 @@ class Judge:
         if settings.unparsable_score is not None:
             return settings.unparsable_score
         raise AgentSystemError(
-            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line 'Score: x' "
-            f"with x from {settings.score_range[0]:g} to {settings.score_range[1]:g} within "
-            f"reward.model.response_length={settings.response_length} tokens, found at the end "
-            f"{text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
+            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line "
+            f"'Score: x' with x from {settings.score_range[0]:g} to {settings.score_range[1]:g} "
+            f"within reward.model.response_length={settings.response_length} tokens, found at the "
+            f"end {text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
         )
 
     async def close(self) -> None:
@@ -169,8 +169,8 @@ class Classifier:
     def __init__(self, client: Any, tokenizer: Any, settings: RewardModelConfig) -> None:
         if not tokenizer.chat_template:
             raise AgentSystemError(
-                f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model "
-                "is to read"
+                f"the tokenizer of reward.model.path={settings.path} has no chat template, which "
+                "the model is to read"
             )
         self._client = client
         self._tokenizer = tokenizer
@@ -190,8 +190,9 @@ class Classifier:
         (ids,) = encode_all(self._tokenizer, [str(text)])
         if len(ids) > limit and not self._settings.truncate:
             raise AgentSystemError(
-                f"a conversation of {len(ids)} tokens is longer than reward.model.max_length={limit}; raise "
-                "it, or set reward.model.truncate=true to cut its beginning"
+                f"a conversation of {len(ids)} tokens is longer than "
+                f"reward.model.max_length={limit}; raise it, or set reward.model.truncate=true to "
+                "cut its beginning"
             )
         counts["truncated"] += len(ids) > limit
         request = GenerateRequest(

@@ -63,9 +63,9 @@ class TiedCandidateMonitor:
         if self._steps[0] and not self._has_score and not self._warned_of_steps and calls:
             self._warned_of_steps = True
             logger.warning(
-                "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these rewards are in "
-                "the episode's metrics, but no candidate gets them: give the rewards to learn from in act() "
-                "or score()",
+                "rollout.sampling=tree: step() of %s gave a reward in %d of %d turns; these "
+                "rewards are in the episode's metrics, but no candidate gets them: give the "
+                "rewards to learn from in act() or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
         complete = {agent_id for agent_id, ties in self._seen.items() if len(ties) >= ENOUGH_CALLS}
@@ -83,10 +83,10 @@ class TiedCandidateMonitor:
 
     def _warn(self, agent_id: str, ties: Sequence[bool]) -> None:
         logger.warning(
-            "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, all "
-            "candidates got the same reward, so the agent learns nothing: the rewards of act() and score() "
-            "of %s do not depend on its action. Reward the action in act(), define score(), or use "
-            "rollout.sampling=parallel",
+            "rollout.sampling=tree: in %d of the first %d calls of %s with different candidates, "
+            "all candidates got the same reward, so the agent learns nothing: the rewards of act() "
+            "and score() of %s do not depend on its action. Reward the action in act(), define "
+            "score(), or use rollout.sampling=parallel",
             sum(ties), len(ties), agent_id, self._env_name,
         )  # fmt: skip
 

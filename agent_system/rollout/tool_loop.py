@@ -52,8 +52,8 @@ class ToolPromptBuilder(PromptBuilder):
         self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
-                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for "
-                f"<tool_call>; use tool_format=hermes (or auto), found {agent.tool_format!r}"
+                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks "
+                f"for <tool_call>; use tool_format=hermes (or auto), found {agent.tool_format!r}"
             )
         if agent.tool_format != "auto":
             self.syntaxes = syntaxes_of(agent.tool_format)
@@ -190,9 +190,9 @@ class ToolPromptBuilder(PromptBuilder):
             return self._template(messages)
         except Exception as error:  # whatever a template raises for messages that it does not show
             raise AgentSystemError(
-                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: "
-                f"{error}; set data.apply_chat_template_kwargs.chat_template to one that can, or use an "
-                "agent without tools"
+                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their "
+                f"results: {error}; set data.apply_chat_template_kwargs.chat_template to one that "
+                "can, or use an agent without tools"
             ) from error
 
     def _tail(self, prompt: Prompt, messages: list[Message], whole: str) -> str | None:

@@ -197,8 +197,8 @@ class TreeCalls:
             )
         if turn is not episode.turn:
             raise AgentSystemError(
-                f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await "
-                "its calls"
+                f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn "
+                "must await its calls"
             )
         self._open = self._open or SimultaneousCalls(
             turn, lambda calls: episode.tasks.start(self._commit(calls))
@@ -264,8 +264,8 @@ class TreeCalls:
         baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
-                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be "
-                f"scored: {type(causes[0]).__name__}: {causes[0]}"
+                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} "
+                f"could be scored: {type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, episode.settings.reward.alpha) for c in candidates]
         winner = candidates[choose(self._keys, rewards, stable_seed(call.seed, "choice"))]
@@ -376,8 +376,8 @@ def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> No
     if not (by_model or env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
             "rollout.sampling=tree compares candidates by the rewards of act() or score(), but "
-            f"{env.__name__} has neither (rewards of step() come too late); define one of them, set "
-            "reward.model, or use rollout.sampling=parallel"
+            f"{env.__name__} has neither (rewards of step() come too late); define one of them, "
+            "set reward.model, or use rollout.sampling=parallel"
         )
 
 

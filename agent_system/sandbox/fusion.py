@@ -58,8 +58,9 @@ class HttpSandbox(Sandbox):
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
         if result.stdout.strip() != "42":
             raise SandboxError(
-                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with "
-                f"{result.reason}: {result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
+                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 "
+                f"ended with {result.reason}: {result.message or result.stderr[-500:]}; is this a "
+                "SandboxFusion server?"
             )
 
     def close(self) -> None:

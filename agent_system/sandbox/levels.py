@@ -14,9 +14,10 @@ REMEDIES = {
     "seccomp": "needs Linux on x86-64 or aarch64 with CONFIG_SECCOMP_FILTER",
     "landlock": "needs Linux 5.13 or newer with landlock in the boot option lsm=",
     "namespaces": (
-        "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu also "
-        "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
-        "--security-opt apparmor=unconfined, in Kubernetes a pod with seccompProfile Unconfined"
+        "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu "
+        "also kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt "
+        "seccomp=unconfined --security-opt apparmor=unconfined, in Kubernetes a pod with "
+        "seccompProfile Unconfined"
     ),
 }
 

@@ -83,8 +83,8 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
             return value
         if any(isinstance(choice, (list, dict)) for choice in value.get("enum", ())):
             raise AgentSystemError(
-                f"{what}: an enumeration has the values {value['enum']!r:.80}, which no JSON value equals; "
-                "expected texts or numbers"
+                f"{what}: an enumeration has the values {value['enum']!r:.80}, which no JSON value "
+                "equals; expected texts or numbers"
             )
         name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in above:

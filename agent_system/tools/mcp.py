@@ -50,8 +50,8 @@ class McpServer(McpEndpoint):
         """Raise AgentSystemError for a server that is not described."""
         if bool(self.command) == bool(self.url) or isinstance(self.command, str):
             raise AgentSystemError(
-                f"McpServer needs a command, as a sequence of words, or a url; found {self.command!r} and "
-                f"{self.url!r}"
+                "McpServer needs a command, as a sequence of words, or a url; found "
+                f"{self.command!r} and {self.url!r}"
             )
         if self.scope not in SCOPES:
             raise AgentSystemError(
@@ -69,16 +69,16 @@ class McpServer(McpEndpoint):
         if missing := [name for name in self.only if name not in names]:
             listing = ", ".join(names[:MOST_TOOLS]) or "none"
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; "
-                f"its tools: {listing}"
+                f"the MCP server {self.name!r} has no tool "
+                f"{missing[0]!r}{did_you_mean(missing[0], names)}; its tools: {listing}"
             )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise AgentSystemError(f"the MCP server {self.name!r} has two tools of the name {twice[0]!r}")
         offered_tools = [tool for tool in all_tools if not self.only or tool.name in self.only]
         if len(offered_tools) > MOST_TOOLS:
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has {len(offered_tools)} tools, more than {MOST_TOOLS}; "
-                "choose some with McpServer.only"
+                f"the MCP server {self.name!r} has {len(offered_tools)} tools, more than "
+                f"{MOST_TOOLS}; choose some with McpServer.only"
             )
         return offered_tools
 

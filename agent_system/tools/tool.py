@@ -150,8 +150,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         )
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
-            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring "
-            "in Google style with `Args:`"
+            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a "
+            "docstring in Google style with `Args:`"
         ) from error
     tool = _tool_of(name, schema, function)
     properties = schema["function"]["parameters"].get("properties", {})

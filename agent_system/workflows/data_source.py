@@ -122,8 +122,8 @@ class DataSourceEnv(BaseEnv):
             )
         if self.config.graded and data_source in PROGRAMS and not self.config.programs:
             raise AgentSystemError(
-                f"replies to data_source={data_source!r} are programs: set env.params.programs=true to run "
-                "them in the sandbox"
+                f"replies to data_source={data_source!r} are programs: set "
+                "env.params.programs=true to run them in the sandbox"
             )
 
     def reset(self, task: Task) -> Observation:

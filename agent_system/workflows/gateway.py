@@ -41,6 +41,6 @@ class ScoredByProgram(BaseEnv):
     def step(self, action: Any) -> Any:
         """Raise AgentSystemError: nothing scores an answer."""
         raise AgentSystemError(
-            "the team gave an answer, which env.env_name=gateway does not score: let it return a reward or "
-            "an Outcome, or choose an environment that scores answers"
+            "the team gave an answer, which env.env_name=gateway does not score: let it return a "
+            "reward or an Outcome, or choose an environment that scores answers"
         )

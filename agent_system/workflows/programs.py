@@ -47,8 +47,9 @@ def check_writes_programs(section: str, tool: str, prompt_style: str, otherwise:
     """
     if tool == "code" and prompt_style != "full":
         raise AgentSystemError(
-            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a program, found "
-            f"{prompt_style!r}; models too small for it write no programs: use tool={otherwise}"
+            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a "
+            f"program, found {prompt_style!r}; models too small for it write no programs: use "
+            f"tool={otherwise}"
         )
 
 

@@ -29,8 +29,8 @@ class TranslatedCommand(Command):
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
         values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
         rows = [
-            f"{key}={values[key]}: counts rows there, tasks here; ppo_mini_update_num sets the number of "
-            "updates instead"
+            f"{key}={values[key]}: counts rows there, tasks here; ppo_mini_update_num sets the "
+            "number of updates instead"
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
         ]

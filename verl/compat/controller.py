@@ -136,8 +136,8 @@ class Worker(PlainWorker, WorkerHelper):
 
     def _known_mesh(self, table: dict[str, Any], mesh_name: str) -> Any:
         assert mesh_name in table, (
-            f"{mesh_name} is not registered in {type(self).__name__}: call _register_dispatch_collect_info "
-            f"first; known: {sorted(table)}"
+            f"{mesh_name} is not registered in {type(self).__name__}: call "
+            f"_register_dispatch_collect_info first; known: {sorted(table)}"
         )
         return table[mesh_name]
 

@@ -87,8 +87,8 @@ def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatc
     for name, value in [*enumerate(args), *kwargs.items()]:
         fits = isinstance(value, (tuple, list)) and len(value) == worker_group.world_size
         assert fits, (
-            f"argument {name} must be a list of {worker_group.world_size} entries, one per worker, got "
-            f"{type(value).__name__}"
+            f"argument {name} must be a list of {worker_group.world_size} entries, one per worker, "
+            f"got {type(value).__name__}"
         )
     return [list(arg) for arg in args], {key: list(value) for key, value in kwargs.items()}
 

@@ -59,8 +59,9 @@ def encode_plain(value: Any, where: str) -> Any:
     if type(value) in _DATES.values() and getattr(value, "tzinfo", None) in (None, datetime.UTC):
         return ("date", type(value).__name__, value.isoformat())
     raise TypeError(
-        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
-        "convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before saving"
+        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
+        "saved; convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before "
+        "saving"
     )
 
 
@@ -87,8 +88,8 @@ def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
         )
     if array.dtype != object:
         raise TypeError(
-            f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text or object "
-            "entries"
+            f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text "
+            "or object entries"
         )
     return ("objects", list(array.shape), [encode_plain(item, where) for item in array.flat])
 

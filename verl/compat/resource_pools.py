@@ -188,8 +188,9 @@ class ResourcePoolManager:
         name = self.mapping[role]
         if name not in self.resource_pool_dict:
             raise KeyError(
-                f"{role} is mapped to pool {name!r}; pools made so far: {sorted(self.resource_pool_dict)}, "
-                f"specified: {sorted(self.resource_pool_spec)} (create_resource_pool makes them)"
+                f"{role} is mapped to pool {name!r}; pools made so far: "
+                f"{sorted(self.resource_pool_dict)}, specified: {sorted(self.resource_pool_spec)} "
+                "(create_resource_pool makes them)"
             )
         return self.resource_pool_dict[name]
 
@@ -202,6 +203,7 @@ class ResourcePoolManager:
         required_gpus = self.get_n_gpus()
         if free < required_gpus:
             raise ValueError(
-                f"the resource pools {dict(self.resource_pool_spec)} want {required_gpus} GPUs, the cluster "
-                f"has {free:g} free; ask for fewer, or pass use_gpu=False to run on CPUs"
+                f"the resource pools {dict(self.resource_pool_spec)} want {required_gpus} GPUs, "
+                f"the cluster has {free:g} free; ask for fewer, or pass use_gpu=False to run on "
+                "CPUs"
             )

@@ -102,8 +102,8 @@ class RayWorkerGroup(ActorGroup):
             raise ValueError("RayWorkerGroup needs ray_cls_with_init, a RayClassWithInitArgs")
         if self.use_gpu and not with_gpus:
             raise ValueError(
-                "use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or leave it out "
-                "here"
+                "use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or "
+                "leave it out here"
             )
         if ray_wait_register_center_timeout is not None and isinstance(resource_pool, RayResourcePool):
             resource_pool.timeout_s = ray_wait_register_center_timeout

@@ -77,8 +77,8 @@ def _check_supported(config: dict[str, Any]) -> None:
         extras["init_lora_weights"] = config["init_lora_weights"]
     for name, value in extras.items():
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA "
-            "on linear layers with one rank, and an unchanged base model"
+            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: "
+            "expected LoRA on linear layers with one rank, and an unchanged base model"
         )
 
 
@@ -92,9 +92,9 @@ def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str
     of_layers = not isinstance(weights, str) and all(name.endswith(WEIGHT) for name in weights)
     if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; "
-            f"expected a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of "
-            "layers"
+            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside "
+            f"target_modules={layers!r}; expected a list of weights of linear layers, each with "
+            f"the ending {WEIGHT!r}, and a list of layers"
         )
     return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
 

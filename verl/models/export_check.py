@@ -57,8 +57,8 @@ def export_difference(config: Any) -> float:
     wrong |= set(loaded[1]["missing_keys"]) | set(loaded[1]["unexpected_keys"])
     if wrong:
         raise ModelPathError(
-            f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} "
-            f"differ ({len(wrong)} in all); {WITH_ADAPTERS}"
+            f"an export of {config.model_type} is not what transformers reads back: "
+            f"{sorted(wrong)[:3]} differ ({len(wrong)} in all); {WITH_ADAPTERS}"
         )
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():

@@ -70,8 +70,8 @@ def gguf_file(path: str) -> Path | None:
         return local.absolute()
     if path.startswith((".", "~", os.sep)) or path.count("/") != 2:
         raise ModelPathError(
-            f"model path {path!r} does not exist; give an existing GGUF file, or owner/name/FILE.gguf of the "
-            "hub"
+            f"model path {path!r} does not exist; give an existing GGUF file, or "
+            "owner/name/FILE.gguf of the hub"
         )
     return _download(path)
 
@@ -189,8 +189,9 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
     except DAMAGE as error:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or transformers "
-            "cannot read a model like it: copy the file again, or give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or "
+            "transformers cannot read a model like it: copy the file again, or give the model's "
+            "own folder of safetensors"
         ) from error
 
 
@@ -205,8 +206,8 @@ def _check_architecture(file: Path, metadata: Mapping[str, Any]) -> None:
         readable
     ):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers reads no "
-            f"GGUF files; it reads {', '.join(readable)}"
+            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers "
+            f"reads no GGUF files; it reads {', '.join(readable)}"
         )
 
 
@@ -220,9 +221,9 @@ def _check_tokenizer_kind(file: Path, metadata: Mapping[str, Any]) -> None:
     rule = metadata.get("tokenizer.ggml.pre")
     if kind == BYTE_PAIRS and rule not in pre_tokenizers():
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which is not in "
-            f"the file; rules that can be read: {', '.join(pre_tokenizers())}; give the model's own folder "
-            "of safetensors"
+            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which "
+            f"is not in the file; rules that can be read: {', '.join(pre_tokenizers())}; give the "
+            "model's own folder of safetensors"
         )
 
 
@@ -269,8 +270,8 @@ def _check_types(file: Path, tensors: Any) -> None:
             readable = [other.name for other in GGMLQuantizationType if _is_readable(other)]
             example = next(tensor.name for tensor in tensors if tensor.tensor_type == kind)
             raise ModelPathError(
-                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be dequantized; types "
-                f"that can: {', '.join(readable)}"
+                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be "
+                f"dequantized; types that can: {', '.join(readable)}"
             )
 
 
@@ -310,8 +311,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
     kind = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
     if kind != "none" and "rope_scaling" not in values:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not read from "
-            "such a file; give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not "
+            "read from such a file; give the model's own folder of safetensors"
         )
     config = CONFIG_MAPPING[values["model_type"]].from_dict(
         {k: v for k, v in values.items() if not k.startswith("_")}
@@ -353,8 +354,8 @@ def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[st
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if scaled.shape != factors.shape or not torch.allclose(scaled * factors, unscaled, rtol=1e-3):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are not Llama "
-            "3's; give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are "
+            "not Llama 3's; give the model's own folder of safetensors"
         )
     return parameters
 
@@ -374,8 +375,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     model_type = parts.get("converter") or parts["config"]["model_type"]
     if model_type not in GGUF_TO_FAST_CONVERTERS:
         raise ModelPathError(
-            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; "
-            f"it makes one for {', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
+            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture "
+            f"{model_type!r}; it makes one for {', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
         )
     tokens = list(values["tokens"])
     backend, _ = convert_gguf_tokenizer(model_type, dict(values))
@@ -395,8 +396,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     }
     if ends["eos_token"] is None:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the model's own "
-            "folder"
+            f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the "
+            "model's own folder"
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **ends)
     tokenizer.chat_template = parts["tokenizer_config"].get("chat_template")
@@ -404,8 +405,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         if back != text:
             raise ModelPathError(
-                f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the model's own "
-                "folder"
+                f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the "
+                "model's own folder"
             )
     return tokenizer
 
@@ -415,8 +416,8 @@ def _token(file: Path, tokens: list[str], index: int | None, name: str) -> str |
         return None
     if not 0 <= index < len(tokens):
         raise ModelPathError(
-            f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; the file "
-            "is damaged"
+            f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; "
+            "the file is damaged"
         )
     return tokens[index]
 
@@ -459,8 +460,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     if unread:
         raise ModelPathError(
             f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' "
-            f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of the file; "
-            "give the model's own folder of safetensors"
+            f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of "
+            "the file; give the model's own folder of safetensors"
         )
     for name, weights in joined.items():
         shards.add(name, weights)
@@ -483,9 +484,9 @@ def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, .
         )
     if other := [name for name in shapes if shapes[name] != expected.get(name, shapes[name])]:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: {other[0]} "
-            f"has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the model's own folder "
-            "of safetensors"
+            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: "
+            f"{other[0]} has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the "
+            "model's own folder of safetensors"
         )
 
 

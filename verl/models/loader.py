@@ -180,14 +180,14 @@ def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any
         text = config.get_text_config()
         is_part = text is not config and type(text) in AutoModelForCausalLM._model_mapping
         advice = (
-            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json and "
-            "weights) and give that folder"
+            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json "
+            "and weights) and give that folder"
             if is_part
             else "choose a model of another type"
         )
         raise ModelPathError(
-            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a causal "
-            f"language model; {advice}"
+            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a "
+            f"causal language model; {advice}"
         )
     return config
 
@@ -255,8 +255,8 @@ def check_missing(path: str, missing: Iterable[str]) -> None:
     names = sorted(missing)
     if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, "
-            f"such as {names[0]}; complete the folder, or correct config.json"
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json "
+            f"asks for, such as {names[0]}; complete the folder, or correct config.json"
         )
 
 
@@ -316,8 +316,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     except (OSError, ValueError) as error:
         if not Path(path).is_dir():
             raise ModelPathError(
-                f"{path!r} is neither an existing folder nor a model of the hub that can be loaded: "
-                f"{_first_line(error)}"
+                f"{path!r} is neither an existing folder nor a model of the hub that can be "
+                f"loaded: {_first_line(error)}"
             ) from error
         raise ModelPathError(
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set "
@@ -366,9 +366,9 @@ def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_cod
     highest = max(tokenizer.get_vocab().values())
     if size is not None and highest >= size:
         raise ModelPathError(
-            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} "
-            "embeddings; set actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave "
-            "it out"
+            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has "
+            f"{size} embeddings; set actor_rollout_ref.model.tokenizer_path to the model's own "
+            "tokenizer, or leave it out"
         )
 
 

@@ -107,13 +107,13 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
     for name in target_names:
         if name not in linear:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; "
-                f"expected linear layers, here {ends}"
+                f"target_modules={spec.target_modules}: layer {name!r} is a "
+                f"{type(layers[name]).__name__}; expected linear layers, here {ends}"
             )
         if name in refused:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the "
-                f"layers {refused[name]}; leave it out, also with exclude_modules"
+                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as "
+                f"one of the layers {refused[name]}; leave it out, also with exclude_modules"
             )
     return {name: linear[name] for name in target_names}
 
@@ -227,8 +227,8 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
         there = tuple(weights[name].shape) if name in weights else None
         if here != there:
             raise LoraTargetError(
-                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "
-                f"{there or 'of no tensor'} there, expected {here or 'no such tensor'}"
+                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has "
+                f"the shape {there or 'of no tensor'} there, expected {here or 'no such tensor'}"
             )
     return weights
 

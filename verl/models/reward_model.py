@@ -126,8 +126,9 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     custom = "AutoModelForSequenceClassification" in (getattr(config, "auto_map", None) or {})
     if named and not custom and not any(name.endswith("ForSequenceClassification") for name in named):
         raise ModelPathError(
-            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; expected a "
-            "...ForSequenceClassification (a reward model), or reward.model.kind=judge for a language model"
+            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; "
+            "expected a ...ForSequenceClassification (a reward model), or reward.model.kind=judge "
+            "for a language model"
         )
     if config.num_labels != 1:
         raise ModelPathError(

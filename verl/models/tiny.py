@@ -26,10 +26,10 @@ SPECIAL_TOKENS = (
 )
 CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
     "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}{% for tool in tools %}{{ ' ' + "
-    "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor %}{{ "
-    "'<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-    "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|im_start|>assistant\n' }}{% endif %}"
+    "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor "
+    "%}{{ '<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 

@@ -44,8 +44,8 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
     direct = _of_the_file(tokenizer, path)
     if direct is not None and read_back(direct, PLAIN) == PLAIN:
         logger.info(
-            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration names, it "
-            "makes %r of %r",
+            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration "
+            "names, it makes %r of %r",
             path,
             type(tokenizer).__name__,
             decoded_text[:30],
@@ -53,9 +53,9 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
         )
         return direct
     raise ValueError(
-        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes "
-        f"back as {decoded_text[:32]!r}; set actor_rollout_ref.model.tokenizer_path to a folder with the "
-        "model's own tokenizer.json"
+        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: "
+        f"{PLAIN[:32]!r} comes back as {decoded_text[:32]!r}; set "
+        "actor_rollout_ref.model.tokenizer_path to a folder with the model's own tokenizer.json"
     )
 
 

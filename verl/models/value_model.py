@@ -93,9 +93,9 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(
-            f"model {path!r} cannot be a critic: transformers has no token-classification class for model "
-            f"type {config.model_type!r}; set critic.model.path to a model of another type with the same "
-            "tokenizer, or use an estimator without a critic"
+            f"model {path!r} cannot be a critic: transformers has no token-classification class "
+            f"for model type {config.model_type!r}; set critic.model.path to a model of another "
+            "type with the same tokenizer, or use an estimator without a critic"
         )
     config.num_labels = 1
     config.classifier_dropout = 0.0

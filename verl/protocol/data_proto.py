@@ -125,8 +125,8 @@ class DataProto:
         batches = [part.batch for part in data if part.batch is not None]
         if batches and len(batches) != len(data):
             raise ValueError(
-                f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs them in "
-                "all or in none"
+                f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs "
+                "them in all or in none"
             )
         names = data[0].non_tensor_batch.keys()
         for part in data[1:]:
@@ -170,8 +170,8 @@ class DataProto:
         rows = len(self)
         for key, value in self.non_tensor_batch.items():
             assert isinstance(value, np.ndarray), (
-                f"data in the non_tensor_batch must be a numpy.array with dtype=object, but for key {key!r}, "
-                f"got {type(value)}"
+                "data in the non_tensor_batch must be a numpy.array with dtype=object, but for "
+                f"key {key!r}, got {type(value)}"
             )
             assert value.ndim > 0 and value.shape[0] == rows, (
                 f"key {key} has {value.shape} where {rows} rows are expected"
@@ -191,8 +191,8 @@ class DataProto:
                 meta_info=self.meta_info,
             )
         raise TypeError(
-            f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, a tensor "
-            "or a bool mask"
+            f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, "
+            "a tensor or a bool mask"
         )
 
     def _with_rows(self, tensor_index: Any, array_index: Any) -> Self:

@@ -38,8 +38,8 @@ class LocalResourcePool(ResourcePool):
         if self.world_size != 1:
             raise ValueError(
                 "the local controller runs one process per worker group, got "
-                f"process_on_nodes={list(process_on_nodes)}; set one GPU on one node, or use the ray "
-                "controller"
+                f"process_on_nodes={list(process_on_nodes)}; set one GPU on one node, or use the "
+                "ray controller"
             )
 
 
@@ -65,8 +65,8 @@ class LocalPendingResults(PendingResults):
         _finished_futures, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
             raise TimeoutError(
-                f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls "
-                "unfinished)"
+                f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} "
+                "calls unfinished)"
             )
         return self._results(self)
 
@@ -118,8 +118,8 @@ class LocalWorkerGroup(WorkerGroup):
             raise ValueError("LocalWorkerGroup needs class_with_init, a ClassWithInitArgs")
         if pool.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process per worker group, the pool has {pool.world_size}; "
-                "use the ray controller"
+                "the local controller runs one process per worker group, the pool has "
+                f"{pool.world_size}; use the ray controller"
             )
         _set_rank_environment(worker_env or {})
         self._loop: LoopThread | None = None
@@ -204,8 +204,8 @@ def _copy_batch(value: Any) -> Any:
 def _set_rank_environment(worker_env: dict[str, str]) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller cannot run "
-            "under torchrun"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller "
+            "cannot run under torchrun"
         )
     ours = {
         "RANK": "0",

@@ -295,8 +295,8 @@ class _Model:
         except Exception as error:  # code of any model may raise anything, and some operations need numbers
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning(
-                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens unless %s "
-                "is set",
+                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens "
+                "unless %s is set",
                 self.own.model.path,
                 reason,
                 f"{MOST_TOKENS:,}",

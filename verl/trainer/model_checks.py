@@ -65,8 +65,9 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
             ) from error
         if device == "cuda" and is_installed(CPU_PACKAGE):
             raise ConfigError(
-                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
-                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
+                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels "
+                f"for GPUs: pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e "
+                "'.[vllm]'"
             )
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
@@ -115,8 +116,9 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
         longest = max_model_len(group)
         if positions is not None and longest > positions:
             logger.warning(
-                "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its "
-                "agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, and replies "
+                "worker group '%s': data.max_prompt_length and data.max_response_length, or those "
+                "of its agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, "
+                "and replies "
                 "beyond them are poor", group.wg_id,
                 longest, path, positions,
             )  # fmt: skip
@@ -219,6 +221,6 @@ def check_critic(critic: CriticConfig, plan: RunPlan, tokenizers: Mapping[str, A
         if tokenizer.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
                 f"critic.{key}={value_at(critic, key)!r} has another vocabulary than the policy "
-                f"'{spec.wg_id}', whose tokens are its input; use a model of the same family, or leave it "
-                "out to start from the policy's model"
+                f"'{spec.wg_id}', whose tokens are its input; use a model of the same family, or "
+                "leave it out to start from the policy's model"
             )

@@ -31,16 +31,16 @@ def group_by_task(values: ArrayLike, task_ids: Sequence[Hashable]) -> dict[Hasha
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) != len(task_ids):
         raise ValueError(
-            f"values has shape {array.shape}, task_ids has {len(task_ids)} entries; expected one value per "
-            "row"
+            f"values has shape {array.shape}, task_ids has {len(task_ids)} entries; expected one "
+            "value per row"
         )
     if not len(array):
         raise ValueError("no rows to evaluate; expected at least one task")
     if not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array))[0])
         raise ValueError(
-            f"the value of row {row} (task {task_ids[row]!r}) is {array[row]}; leave failed episodes out "
-            "before evaluating"
+            f"the value of row {row} (task {task_ids[row]!r}) is {array[row]}; leave failed "
+            "episodes out before evaluating"
         )
     rows: dict[Hashable, list[int]] = {}
     for row, task_id in enumerate(task_ids):
@@ -59,8 +59,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         raise ValueError(f"num_correct={num_correct} is outside 0..num_samples={num_samples}")
     if not 1 <= k <= num_samples:
         raise ValueError(
-            f"pass@{k} needs at least {max(k, 1)} samples of a task and k >= 1, found {num_samples}; raise "
-            "env.rollout.val_n"
+            f"pass@{k} needs at least {max(k, 1)} samples of a task and k >= 1, found "
+            f"{num_samples}; raise env.rollout.val_n"
         )
     if num_samples - num_correct < k:
         return 1.0
@@ -142,13 +142,13 @@ def estimate_pass(
     for task_id, task in tasks.items():
         if not np.isin(task, (0.0, 1.0)).all():
             raise ValueError(
-                f"pass@{k} of task {task_id!r} needs 0/1 outcomes, found {task.tolist()}; apply a threshold "
-                "first"
+                f"pass@{k} of task {task_id!r} needs 0/1 outcomes, found {task.tolist()}; apply a "
+                "threshold first"
             )
         if len(task) < k:
             raise ValueError(
-                f"task {task_id!r} has {len(task)} rows, pass@{k} needs {k}; raise env.rollout.val_n or ask "
-                "for a smaller k"
+                f"task {task_id!r} has {len(task)} rows, pass@{k} needs {k}; raise "
+                "env.rollout.val_n or ask for a smaller k"
             )
         chances.append(pass_at_k(len(task), int(task.sum()), k))
     return estimate(chances, confidence)

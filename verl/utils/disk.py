@@ -38,6 +38,7 @@ def writing(path: Path) -> Iterator[None]:
             raise
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(
-            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set "
-            "trainer.default_local_dir to another disk; complete checkpoints are intact"
+            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; "
+            f"{fix}, or set trainer.default_local_dir to another disk; complete checkpoints are "
+            "intact"
         ) from error

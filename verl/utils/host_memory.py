@@ -21,8 +21,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 # A script, which imports nothing of ours.
 _WATCHER = Path(__file__).with_name("memory_watch.py")
 _WAYS = (
-    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
-    "adapters (agent.specialization=lora), or free memory"
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or "
+    "actor_rollout_ref.rollout.max_num_seqs, use adapters (agent.specialization=lora), or free "
+    "memory"
 )
 
 
@@ -147,9 +148,9 @@ def note_of_kills() -> str:
     if count <= 0:
         return ""
     return (
-        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory "
-        f"{'here' if of_group else 'on this machine, of this run or another,'} since this one began, within "
-        f"{limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
+        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of "
+        f"memory {'here' if of_group else 'on this machine, of this run or another,'} since this "
+        f"one began, within {limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
     )
 
 

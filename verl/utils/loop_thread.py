@@ -202,9 +202,9 @@ class LoopThread:
         calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
         where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
         return (
-            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it "
-            f"waits for {where}: an environment or a team that computes must not set blocking=False, and its "
-            "async methods must await"
+            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and "
+            f"everything on it waits for {where}: an environment or a team that computes must not "
+            "set blocking=False, and its async methods must await"
         )
 
     def _tasks(self) -> str:

@@ -56,8 +56,8 @@ def watch(pid: int, ways: str, counter: str, of_group: bool, limit: int) -> None
     time.sleep(SECONDS)
     if kills_in(counter) > before:
         sys.stderr.write(
-            f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
-            f"{peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB; {ways}\n"
+            f"error: the system {'' if of_group else 'probably '}killed this run for lack of "
+            f"memory: it held {peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB; {ways}\n"
         )
 
 

@@ -29,8 +29,8 @@ def get_seqlen_balanced_partitions(
         raise ValueError(f"cannot split {count} sequences into {k_partitions} parts, none of them empty")
     if equal_size and count % k_partitions:
         raise ValueError(
-            f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to a "
-            "multiple first"
+            f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to "
+            "a multiple first"
         )
     order = sorted(range(count), key=lambda i: (-int(seqlen_list[i]), i))
     if equal_size:

@@ -23,8 +23,8 @@ USUAL_MODULES = (
 # long.
 SLOW_MODULES = {
     "random": "betavariate choice choices expovariate gammavariate gauss getrandbits getstate lognormvariate normalvariate paretovariate "
-    "randbytes randint random randrange sample seed setstate shuffle triangular uniform vonmisesvariate "
-    "weibullvariate Random SystemRandom",
+    "randbytes randint random randrange sample seed setstate shuffle triangular uniform "
+    "vonmisesvariate weibullvariate Random SystemRandom",
     "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
     "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
 }

@@ -72,8 +72,8 @@ class FaramaEnvOptions:
             check_names(f"env.params.{name}", getattr(self, name))
         if self.random_seats and self.api == "gymnasium":
             raise AgentSystemError(
-                "env.params.random_seats has no effect with env.params.api=gymnasium, where there is one "
-                "player"
+                "env.params.random_seats has no effect with env.params.api=gymnasium, where there "
+                "is one player"
             )
         if not math.isfinite(self.reward_scale):
             raise AgentSystemError(

@@ -118,8 +118,8 @@ class FaramaOrchestra(BaseOrchestra):
         missing = [p for p in players if p not in agent_ids]
         if missing:
             raise AgentSystemError(
-                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} lacks "
-                f"{', '.join(missing)}; add them, or list them in env.params.random_seats"
+                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} "
+                f"lacks {', '.join(missing)}; add them, or list them in env.params.random_seats"
             )
         idle = [a for a in agent_ids if a not in players and a not in self.agents]
         if idle:
@@ -147,8 +147,9 @@ def check_forks(env: FaramaEnv) -> None:
         copy.close()
         if _observations(env) != before or (env.game.play(actions), _observations(env)) != ahead:
             raise AgentSystemError(
-                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go "
-                "the same way, so tree sampling would compare moves by chance; use rollout.sampling=parallel"
+                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself "
+                "do not go the same way, so tree sampling would compare moves by chance; use "
+                "rollout.sampling=parallel"
             )
 
 

@@ -123,8 +123,8 @@ def _check_name(name: str, path: KeyPath) -> None:
     if odd or name != name.strip() or not slug(name) or len(name) > _LONGEST_NAME:
         raise _Problem(
             path,
-            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some of a-z and "
-            "0-9",
+            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some "
+            "of a-z and 0-9",
         )
 
 
@@ -171,8 +171,8 @@ def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> Non
         if name not in known_tools:
             raise _Problem(
                 where,
-                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: {', '.join(known_tools)}; a "
-                "function of yours is named on the command line: "
+                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: "
+                f"{', '.join(known_tools)}; a function of yours is named on the command line: "
                 "agent.orchestra.graph.tools.<name>=module:function",
             )
         if name in agent.tools[:position]:
@@ -260,8 +260,8 @@ class _Steps:
             steps = ", ".join(names)
             raise _Problem(
                 ("return",),
-                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the action for "
-                "that case",
+                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the "
+                "action for that case",
             )
 
     def _declared(self, steps: Sequence[AnyStep], path: KeyPath) -> dict[str, tuple[str, ...] | None]:

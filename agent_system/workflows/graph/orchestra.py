@@ -48,8 +48,8 @@ class GraphOptions:
     def __post_init__(self) -> None:
         if not self.file:
             raise AgentSystemError(
-                "agent.orchestra_type=graph needs the file of a team: agent.orchestra.graph.file=team.yaml, "
-                "see docs/graph.md"
+                "agent.orchestra_type=graph needs the file of a team: "
+                "agent.orchestra.graph.file=team.yaml, see docs/graph.md"
             )
         if self.max_calls < 1:
             raise AgentSystemError(
@@ -143,8 +143,8 @@ class GraphOrchestra(BaseOrchestra):
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"has {', '.join(others)}, which the file has not"] if others else []
         raise AgentSystemError(
-            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids {' and '.join(problems)}; set "
-            f"agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
+            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids "
+            f"{' and '.join(problems)}; set agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
         )
 
     def _workflow(self, name: str, agent: AgentSpec) -> BaseOrchestra:
@@ -185,8 +185,8 @@ class GraphOrchestra(BaseOrchestra):
             names = ", ".join(memory.__name__ for memory in memories)
             raise self.team.source.error(
                 (),
-                f"the classes of its agents remember in different ways ({names}); set memory: none, simple "
-                "or search",
+                f"the classes of its agents remember in different ways ({names}); set memory: "
+                "none, simple or search",
             )
         return memories[0]
 

@@ -85,8 +85,8 @@ class MathToolEnv(BaseEnv):
         truth = str(task.ground_truth if task.ground_truth is not None else "")
         if not truth.strip():
             raise AgentSystemError(
-                f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the "
-                "answer"
+                f"task {task.task_id!r} has no ground truth; math_tool needs "
+                "reward_model.ground_truth, the answer"
             )
         self._problem = task.prompt
         self._truth = last_boxed(truth) or truth.strip()

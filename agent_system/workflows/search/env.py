@@ -107,8 +107,8 @@ class SearchEnvOptions:
         if bool(self.corpus) == bool(self.url):
             sources = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
-                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a "
-                f"retrieval server), found {sources}"
+                "the search environment needs one of env.params.corpus (a jsonl file) and "
+                f"env.params.url (a retrieval server), found {sources}"
             )
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
@@ -205,8 +205,8 @@ class SearchEnv(BaseEnv):
         """
         if self.config.corpus:
             raise AgentSystemError(
-                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval "
-                "server, with an index, in every worker; start one with `python -m "
+                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a "
+                "retrieval server, with an index, in every worker; start one with `python -m "
                 "agent_system.workflows.search.world.server --corpus FILE --port 8000` and set "
                 "env.params.url=http://127.0.0.1:8000 instead, or set env.workers.num=0"
             )
@@ -312,8 +312,8 @@ def _answers_of(task: Task) -> list[str]:
         raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
     if not can_be_matched(accepted):
         raise AgentSystemError(
-            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected "
-            "a text, a list of texts or "
+            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be "
+            "given; expected a text, a list of texts or "
             f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
         )
     return accepted

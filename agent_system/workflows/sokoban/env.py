@@ -207,8 +207,8 @@ class SokobanEnv(ProposerExecutorEnv):
                 else "view=spaced or map"
             )
             raise AgentSystemError(
-                f"task {task.task_id!r}: env.params.{limit} rooms with one box, found {len(state.boxes)}; "
-                f"use {others}"
+                f"task {task.task_id!r}: env.params.{limit} rooms with one box, found "
+                f"{len(state.boxes)}; use {others}"
             )
         begun = progress(room, state, state, self.config.progress)
         self._world = SokobanEpisode(room, state, state, begun, self.config.progress_weight * begun)

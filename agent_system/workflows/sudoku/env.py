@@ -106,8 +106,8 @@ class SudokuEnv(ProposerExecutorEnv):
         text = task.extra.get("puzzle")
         if not isinstance(text, str):
             raise AgentSystemError(
-                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found "
-                f"{text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
+                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), "
+                f"found {text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
             )
         self.state = SudokuState.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress

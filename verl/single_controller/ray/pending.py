@@ -137,15 +137,15 @@ class RayPendingResults(PendingResults):
     def _timed_out(self, limit: float, ranks: list[int]) -> TimeoutError:
         names = ", ".join(self.workers[i] for i in ranks)
         return TimeoutError(
-            f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} calls "
-            "unfinished)"
+            f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} "
+            "calls unfinished)"
         )
 
     def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
         last = str(error).strip().splitlines()[-1]
         return ArgumentLostError(
-            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because the worker "
-            f"that held it died: {last}"
+            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because "
+            f"the worker that held it died: {last}"
         )
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:

@@ -94,8 +94,8 @@ class RayResourcePool(ResourcePool):
             raise TimeoutError(
                 f"no room for {self.store} processes (per node) of {self.bundle()} each within "
                 f"{self.timeout_s:g} s; the cluster has {ray.cluster_resources()}, free now "
-                f"{ray.available_resources()}: ask for fewer processes, set cpus_per_process, or give "
-                "ray.init more"
+                f"{ray.available_resources()}: ask for fewer processes, set cpus_per_process, or "
+                "give ray.init more"
             ) from error
         self.pgs = sort_placement_group_by_node_ip(groups)
         return self.pgs

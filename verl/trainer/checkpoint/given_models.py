@@ -80,8 +80,8 @@ def _check_saved(
     dtypes = {there for *_, there in parts_by_name.values()}
     if str(dtype) not in dtypes:
         raise CheckpointError(
-            f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use "
-            f"one, {anew}"
+            f"{saved} holds parameters in {', '.join(dtypes)}, this run has "
+            f"{key}={fsdp.model_dtype}; use one, {anew}"
         )
     with torch.device("meta"):
         built = loader.build(
@@ -90,6 +90,6 @@ def _check_saved(
     shapes = {name: str(tuple(parameter.shape)) for name, parameter in built.named_parameters()}
     if odd := sorted({name: shape for name, (shape, *_) in parts_by_name.items()}.items() ^ shapes.items()):
         raise CheckpointError(
-            f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; "
-            f"use the same model, {anew}"
+            f"{saved} is of another model than {model.path!r}; first differing parameters: "
+            f"{dict(odd[:2])}; use the same model, {anew}"
         )

@@ -56,8 +56,8 @@ class SavedRun:
         file = next((place for place in places if place.is_file()), None)
         if file is None:
             raise CheckpointError(
-                f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it from the "
-                "run's folder"
+                f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it "
+                "from the run's folder"
             )
         try:
             config = load_config(file)
@@ -139,6 +139,6 @@ def find_saved(path: Path) -> Path:
             assert folder is not None
             return folder
     raise CheckpointError(
-        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with "
-        "checkpoints/"
+        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's "
+        "folder with checkpoints/"
     )

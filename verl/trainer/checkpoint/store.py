@@ -83,8 +83,8 @@ class CheckpointStore:
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one "
-                "is intact"
+                f"checkpoint of step {step} could not be written to {self.root}: {error}; the "
+                "previous one is intact"
             ) from error
         self._drop_old(keep)
         return final
@@ -151,8 +151,8 @@ def read_state(
     saved_critics = state.get("critic", {})
     if critics is not None and saved_critics != critics:
         raise CheckpointError(
-            f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use the same "
-            "algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
+            f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use "
+            "the same algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
             "trainer.resume_mode=disable"
         )
     return state
@@ -187,10 +187,10 @@ def _check_adapters(
         for name in sorted({*there, *here}):
             if there.get(name) != here.get(name):
                 raise CheckpointError(
-                    f"{folder} holds the adapter '{row['policy_id']}' of agent '{row['agent_id']}' with "
-                    f"{name}={there.get(name)}, this run has {name}={here.get(name)}; set "
-                    f"{placement.agent(row['agent_id']).key(f'model.{name}')} as in training, or start anew "
-                    "with trainer.resume_mode=disable"
+                    f"{folder} holds the adapter '{row['policy_id']}' of agent '{row['agent_id']}' "
+                    f"with {name}={there.get(name)}, this run has {name}={here.get(name)}; set "
+                    f"{placement.agent(row['agent_id']).key(f'model.{name}')} as in training, or "
+                    "start anew with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
@@ -203,8 +203,8 @@ def _check_adapters(
                 else "was trained on rewards of"
             )
             raise CheckpointError(
-                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have "
-                "changed since. Restore them, or start anew with trainer.resume_mode=disable"
+                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files "
+                "have changed since. Restore them, or start anew with trainer.resume_mode=disable"
             )
 
 
@@ -221,8 +221,8 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
         latest_folder = store.latest()
         if latest_folder is None and config.val_only:
             raise CheckpointError(
-                f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name one with "
-                "trainer.resume_mode=resume_path, or evaluate the models as given with "
+                f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name "
+                "one with trainer.resume_mode=resume_path, or evaluate the models as given with "
                 "trainer.resume_mode=disable"
             )
         return latest_folder

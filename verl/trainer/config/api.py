@@ -64,8 +64,8 @@ class ApiConfig:
     )
     retry_delay_s: float = key(
         1.0,
-        "wait before the first retry; doubles with each retry, and a Retry-After of the server can prolong "
-        "it",
+        "wait before the first retry; doubles with each retry, and a Retry-After of the server can "
+        "prolong it",
         ge=0,
         le=LONGEST_S,
     )

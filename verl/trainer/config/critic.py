@@ -35,14 +35,14 @@ class CriticOptimConfig(OptimConfig):
 class CriticConfig(UpdateConfig):
     enable: Optional[bool] = key(
         None,
-        "null: for agents whose estimator needs values (gae); true: for all agents, all of which must read "
-        "values",
+        "null: for agents whose estimator needs values (gae); true: for all agents, all of which "
+        "must read values",
         always=True,
     )
     view: str = key(
         "own",
-        "input of the critic before a reply: own (the agent's prompt) | joint (the episode's transcript, "
-        "then the prompt)",
+        "input of the critic before a reply: own (the agent's prompt) | joint (the episode's "
+        "transcript, then the prompt)",
         choices=VIEWS,
     )
     joint_prompt_length: int = key(

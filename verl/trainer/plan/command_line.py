@@ -400,8 +400,8 @@ def load_config(path: Path) -> RunConfig:
         )
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
-            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; remove or "
-            "rename the key in that file, or use the version that wrote it"
+            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; "
+            "remove or rename the key in that file, or use the version that wrote it"
         ) from error
     assert isinstance(config, RunConfig)
     return config

@@ -127,8 +127,8 @@ def _divided(
             "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
         )
         raise PlacementError(
-            f"{needless} has no effect: all agents are behind an API, and no worker group needs a device; "
-            "leave it out"
+            f"{needless} has no effect: all agents are behind an API, and no worker group needs a "
+            "device; leave it out"
         )
     if not dedicated and sizes:
         raise PlacementError(
@@ -139,8 +139,8 @@ def _divided(
     if not sizes and groups:
         if pool.size % len(groups):
             raise PlacementError(
-                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally "
-                f"among {len(groups)} {what} {groups}; set {key}"
+                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided "
+                f"equally among {len(groups)} {what} {groups}; set {key}"
             )
         sizes = dict.fromkeys(groups, pool.size // len(groups))
     if set(sizes) != set(groups):
@@ -191,23 +191,23 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, placement
         key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
         if trainer.controller == "local":
             raise PlacementError(
-                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs "
-                f"{tp}"
+                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} "
+                f"devices needs {tp}"
             )
         if group_devices.ranks % tp:
             raise PlacementError(
-                f"{key} does not divide the {group_devices.ranks} devices of worker group '{spec.wg_id}' "
-                f"({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its part of them in "
-                f"{pool.section}.pool_sizes); choose a divisor"
+                f"{key} does not divide the {group_devices.ranks} devices of worker group "
+                f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
+                f"part of them in {pool.section}.pool_sizes); choose a divisor"
             )
         for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
-                    f"{Devices(first, tp, pool.section)}, which are on different nodes of {pool.per_node} "
-                    f"({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
-                    f"{pool.section}.pool_sizes let the devices before the group's first, number "
-                    f"{group_devices.first}, be a multiple of it"
+                    f"{Devices(first, tp, pool.section)}, which are on different nodes of "
+                    f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
+                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
+                    f"the group's first, number {group_devices.first}, be a multiple of it"
                 )
 
 

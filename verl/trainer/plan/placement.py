@@ -257,8 +257,9 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
                 and (sorted(model_value) if isinstance(model_value, list) else model_value) != value
             ):
                 raise PlacementError(
-                    f"{row.key(f'model.{name}')}={model_value} (agent '{row.agent_id}') contradicts the "
-                    f"adapter of {folder_setting}, whose {name} is {value}; leave {name} out"
+                    f"{row.key(f'model.{name}')}={model_value} (agent '{row.agent_id}') "
+                    f"contradicts the adapter of {folder_setting}, whose {name} is {value}; leave "
+                    f"{name} out"
                 )
     return replace(row, config=replace(row.config, model=replace(model, **shape)))
 
@@ -274,9 +275,9 @@ def _check_slugs(names: Sequence[str]) -> None:
                 else f"agent '{name}' becomes an empty name"
             )
             raise PlacementError(
-                f"agent.agent_ids={list(names)}: {problem} in metrics and folders, where only a-z and 0-9 "
-                "count; give every agent a name that has at least one of these characters and differs from "
-                "the others in them"
+                f"agent.agent_ids={list(names)}: {problem} in metrics and folders, where only a-z "
+                "and 0-9 count; give every agent a name that has at least one of these characters "
+                "and differs from the others in them"
             )
 
 
@@ -294,15 +295,15 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         models = [base.model.path] * len(names)
     if len(models) != len(names):
         raise PlacementError(
-            f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel "
-            "lists"
+            f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they "
+            "are parallel lists"
         )
     for i, name in enumerate(names):
         if name in api:
             if agent.model_ids and models[i] is not None:
                 raise PlacementError(
-                    f"agent.model_ids gives agent '{name}', which is behind an API, model {models[i]!r}; "
-                    "give it null"
+                    f"agent.model_ids gives agent '{name}', which is behind an API, model "
+                    f"{models[i]!r}; give it null"
                 )
             continue
         model = models[i] = models[i] or base.model.path
@@ -326,21 +327,21 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     names = agent.agent_ids
     if not isinstance(specialization, (str, list, tuple)):
         raise PlacementError(
-            f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a list with "
-            "one per agent"
+            f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a "
+            "list with one per agent"
         )
     levels = [specialization] * len(names) if isinstance(specialization, str) else list(specialization)
     if len(levels) != len(names):
         raise PlacementError(
-            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one "
-            "value, or one per agent"
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; "
+            "give one value, or one per agent"
         )
     for i, name in enumerate(names):
         if name in api:
             if not isinstance(specialization, str) and levels[i] is not None:
                 raise PlacementError(
-                    f"agent.specialization={specialization}: agent '{name}' is behind an API and has no "
-                    "policy; give it null"
+                    f"agent.specialization={specialization}: agent '{name}' is behind an API and "
+                    "has no policy; give it null"
                 )
             levels[i] = "api"
         elif levels[i] not in LEVELS:
@@ -350,8 +351,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
             )
     if specialization in LEVELS and specialization != "full" and set(names) <= set(api):
         raise PlacementError(
-            f"agent.specialization={specialization} has no effect: all agents are behind an API and have no "
-            "policy; leave it out"
+            f"agent.specialization={specialization} has no effect: all agents are behind an API "
+            "and have no policy; leave it out"
         )
     return levels
 
@@ -366,8 +367,8 @@ def _adapters(
     adapter_ids = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(adapter_ids) != len(names):
         raise PlacementError(
-            f"agent.adapter_ids has {len(adapter_ids)} entries, agent.agent_ids has {len(names)}; they are "
-            "parallel lists"
+            f"agent.adapter_ids has {len(adapter_ids)} entries, agent.agent_ids has {len(names)}; "
+            "they are parallel lists"
         )
     adapters: list[str | None] = []
     for name, level, adapter_id in zip(names, levels, adapter_ids, strict=True):
@@ -378,13 +379,13 @@ def _adapters(
             )
         if adapter_id is not None and name in frozen:
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{adapter_id}': "
-                "a frozen agent uses the base model without an adapter; give null"
+                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter "
+                f"'{adapter_id}': a frozen agent uses the base model without an adapter; give null"
             )
         if adapter_id is not None and not slug(adapter_id):
             raise PlacementError(
-                f"agent.adapter_ids: {adapter_id!r} (agent '{name}') becomes an empty name; only a-z and 0-9 "
-                "count"
+                f"agent.adapter_ids: {adapter_id!r} (agent '{name}') becomes an empty name; only "
+                "a-z and 0-9 count"
             )
         adapters.append(slug(adapter_id or name) if level == "lora" and name not in frozen else None)
     for i, adapter in enumerate(adapters):
@@ -393,14 +394,15 @@ def _adapters(
                 continue
             if adapter_ids[i] is None or adapter_ids[j] is None:
                 raise PlacementError(
-                    f"agent.adapter_ids={adapter_ids}: '{adapter}' is also the own adapter of agent "
-                    f"'{names[i if adapter_ids[i] is None else j]}'; name it for both agents to share it, or "
-                    "choose another name"
+                    f"agent.adapter_ids={adapter_ids}: '{adapter}' is also the own adapter of "
+                    f"agent '{names[i if adapter_ids[i] is None else j]}'; name it for both agents "
+                    "to share it, or choose another name"
                 )
             if models[i] != models[j]:
                 raise PlacementError(
-                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, "
-                    f"'{models[j]}' and '{models[i]}'; an adapter belongs to one base: choose another name"
+                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different "
+                    f"models, '{models[j]}' and '{models[i]}'; an adapter belongs to one base: "
+                    "choose another name"
                 )
     return adapters
 
@@ -422,9 +424,9 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
         if name in frozen and level == "prompt" and (level, model) in trained:
             other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
             raise PlacementError(
-                f"agent.frozen names agent '{name}', which shares its policy with the trained agent "
-                f"'{other}': the policy would change. Give '{name}' agent.specialization full (a separate, "
-                "unchanged copy of the model) or freeze both"
+                f"agent.frozen names agent '{name}', which shares its policy with the trained "
+                f"agent '{other}': the policy would change. Give '{name}' agent.specialization "
+                "full (a separate, unchanged copy of the model) or freeze both"
             )
         kinds.append(
             "frozen" if name in frozen and level != "full" and (level, model) not in trained else level
@@ -474,13 +476,14 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
         if differing := _differing(first.config, other.config, own_values):
             if first.adapter is not None:
                 raise PlacementError(
-                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but "
-                    f"differ in {differing}; give them one value, or each its own adapter in "
-                    "agent.adapter_ids"
+                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter "
+                    f"'{first.adapter}' but differ in {differing}; give them one value, or each "
+                    "its own adapter in agent.adapter_ids"
                 )
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
-                f"differ in {differing}; give them one value, or set agent.specialization=full"
+                f"agents '{first.agent_id}' and '{other.agent_id}' share policy "
+                f"'{first.policy_id}' but differ in {differing}; give them one value, or set "
+                "agent.specialization=full"
             )
 
 

@@ -165,7 +165,8 @@ class Registry(Generic[Traits]):
                 if other_function is not None and other_function != function:
                     raise ValueError(
                         f"{self._kind} '{name}' is already registered as "
-                        f"{other_function.__module__}.{other_function.__qualname__}; choose another name"
+                        f"{other_function.__module__}.{other_function.__qualname__}; choose "
+                        "another name"
                     )
                 self.functions[name], self._given[name] = function, (function, function_traits)
             return function

@@ -76,12 +76,12 @@ def _judging_agent(placement: Placement, agent: AgentConfig, name: str) -> Agent
     row = next((a for a in placement.agents if a.agent_id == agent_id), None)
     if row is None:
         raise ConfigError(
-            f"reward.model.agent={name} is behind an API; set reward.model.kind=api and reward.model.api "
-            "instead"
+            f"reward.model.agent={name} is behind an API; set reward.model.kind=api and "
+            "reward.model.api instead"
         )
     if not row.frozen:
         raise ConfigError(
-            f"reward.model.agent={name} is trained, so its scores would change with it; name an agent of "
-            "agent.frozen, or set reward.model.path to a model of the judge's own"
+            f"reward.model.agent={name} is trained, so its scores would change with it; name an "
+            "agent of agent.frozen, or set reward.model.path to a model of the judge's own"
         )
     return row

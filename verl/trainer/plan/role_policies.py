@@ -40,9 +40,9 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     setting = _shown(role_policies)
     if plan.trains:
         raise ConfigError(
-            f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
-            "replies of an agent would train the policy of another agent, and the checkpoint would not match "
-            "its placement"
+            f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in "
+            "training, replies of an agent would train the policy of another agent, and the "
+            "checkpoint would not match its placement"
         )
     if len({row.policy_id for row in plan.agents}) < 2:
         shared = agent.specialization == "prompt"
@@ -58,8 +58,8 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     }
     if not _swapped(rows, plan):
         raise ConfigError(
-            f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name other "
-            "policies"
+            f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name "
+            "other policies"
         )
     return rows
 
@@ -82,9 +82,9 @@ def output_dir(
     elif all(_same_model_and_sampling(rows[agent_id], plan.agent(agent_id)) for agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
-            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
-            f"checkpoint the policies are the same model, {model!r}; evaluate a checkpoint, or set "
-            "agent.model_ids"
+            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
+            f"without a checkpoint the policies are the same model, {model!r}; evaluate a "
+            "checkpoint, or set agent.model_ids"
         )
     name = "+".join(f"{slug(agent_id)}-{policy_id}" for agent_id, policy_id in swapped.items())
     short = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{crc32(name.encode()):08x}"
@@ -131,9 +131,9 @@ def _row(own_row: AgentPlan, policy_id: str, plan: RunPlan, setting: str) -> Age
         differing = [f"rollout.{key}" for key in REQUEST_KEYS if getattr(mine, key) != getattr(theirs, key)]
         if differing:
             raise ConfigError(
-                f"{setting}: agents '{first.agent_id}' and '{other.agent_id}' of policy '{policy_id}' differ "
-                f"in {differing}, so the values for '{own_row.agent_id}' are ambiguous; give them one value "
-                "under agent.agent_specific_parameters"
+                f"{setting}: agents '{first.agent_id}' and '{other.agent_id}' of policy "
+                f"'{policy_id}' differ in {differing}, so the values for '{own_row.agent_id}' are "
+                "ambiguous; give them one value under agent.agent_specific_parameters"
             )
     return first
 

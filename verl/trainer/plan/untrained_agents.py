@@ -31,8 +31,8 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
     both = [name for name in frozen_agents(agent) if name in api_names]
     if both:
         raise PlacementError(
-            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove "
-            "it from agent.frozen"
+            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model "
+            "here; remove it from agent.frozen"
         )
     return {
         name: _api_config(f"agent.api.{api_names[name]}", agent.api[api_names[name]])
@@ -78,8 +78,8 @@ def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = 
     key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
     if not key:
         raise ConfigError(
-            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
-            f"{where}.api_key_env=null for a server without a key"
+            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export "
+            f"it, or set {where}.api_key_env=null for a server without a key"
         )
     return key
 

@@ -58,8 +58,8 @@ def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
     rows = np.concatenate([p.rows for p in parts.values()])
     if not np.array_equal(np.sort(rows), np.arange(len(rows))):
         raise ValueError(
-            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected each of "
-            f"0..{len(rows) - 1} once"
+            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected "
+            f"each of 0..{len(rows) - 1} once"
         )
     batches = [p.batch for p in parts.values()]
     tensors = {}

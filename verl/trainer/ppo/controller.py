@@ -82,8 +82,8 @@ def resolve_device(device: str) -> str:
         raise ControllerError(f"trainer.device={device!r}: expected auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise ControllerError(
-            "trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of "
-            "torch"
+            "trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA "
+            "build of torch"
         )
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
@@ -145,13 +145,13 @@ class LocalController:
             )
         if trainer.resource_pool == "dedicated":
             raise ControllerError(
-                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after "
-                "the other"
+                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run "
+                "one after the other"
             )
         if own_engine_devices(rollout):
             raise ControllerError(
-                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: a "
-                "local engine shares the one device of its policy"
+                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: "
+                "a local engine shares the one device of its policy"
             )
         self.device = device
         self.timeout_s = trainer.worker_timeout_s
@@ -212,9 +212,9 @@ class RayController:
                 ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING, **variables)
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
-                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the "
-                    "address out for a private one, or set RAY_AUTH_MODE=token if the cluster requires a "
-                    "token"
+                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, "
+                    "leave the address out for a private one, or set RAY_AUTH_MODE=token if the "
+                    "cluster requires a token"
                 ) from error
         else:
             start_private_cluster(

@@ -177,17 +177,17 @@ class EngineCheck:
         spec = self._team.specs[wg_id]
         other = "hf" if spec.config.rollout.name == "vllm" else "vllm"
         return (
-            f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: "
-            f"they compute different models of {spec.model_path}. Use "
-            f"actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
+            f"{self._gap(wg_id, gap)} before any update, expected at most "
+            f"{self._bounds(wg_id).loaded:g}: they compute different models of {spec.model_path}. "
+            f"Use actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
             "actor_rollout_ref.model.use_remove_padding=false with model.attn_implementation=eager"
         )
 
     def _is_stale(self, wg_id: str, gap: float) -> str:
         before = self._before[wg_id]
         return (
-            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
-            f"most {self._bounds(wg_id).after(before):.2g}: {self._keeps(wg_id)}"
+            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), "
+            f"expected at most {self._bounds(wg_id).after(before):.2g}: {self._keeps(wg_id)}"
         )
 
     def _keeps(self, wg_id: str) -> str:

@@ -143,8 +143,8 @@ class TeamEngines:
         spec = self._specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
             raise EngineGoneError(
-                f"the files of the model {spec.model_path!r} have changed since the run began; restore them "
-                "and continue"
+                f"the files of the model {spec.model_path!r} have changed since the run began; "
+                "restore them and continue"
             )
         with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
             self._end([wg_id])

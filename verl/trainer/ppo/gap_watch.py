@@ -107,10 +107,10 @@ class GapWatch:
         self._next = step + EVERY
         logs = sorted({f"logs/engine-{self._team.learners[policy].wg_id}.log" for policy in wrong})
         logger.warning(
-            "step %d trains on samples of other policies: engine and trainer disagree on samples of the "
-            "current weights: %s. See %s, trainer.check_engines, actor_rollout_ref.rollout.dtype and "
-            "rollout.name; algorithm.rollout_correction limits what it does to the updates (said again in %d "
-            "steps at the earliest)",
+            "step %d trains on samples of other policies: engine and trainer disagree on samples "
+            "of the current weights: %s. See %s, trainer.check_engines, "
+            "actor_rollout_ref.rollout.dtype and rollout.name; algorithm.rollout_correction limits "
+            "what it does to the updates (said again in %d steps at the earliest)",
             step,
             "; ".join(f"policy '{policy}': {why}" for policy, why in wrong.items()),
             ", ".join(logs),

@@ -42,8 +42,8 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
             where = f"{file}, row {number}"
             if row.get(messages_key) is None:
                 raise DatasetError(
-                    f"{where}: column {messages_key!r} (data.messages_key) is empty, so there is no "
-                    f"assistant message to train; columns: {', '.join(row)}"
+                    f"{where}: column {messages_key!r} (data.messages_key) is empty, so there is "
+                    f"no assistant message to train; columns: {', '.join(row)}"
                 )
             messages = read_messages(row[messages_key], f"{where}: column {messages_key!r}")
             if not any(message["role"] == "assistant" for message in messages):

@@ -100,10 +100,10 @@ class ChatEncoder:
         if not whole.startswith(prompt):
             same = common_length(prompt, whole)
             raise DatasetError(
-                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat "
-                f"template shows the reply with {whole[same:]!r:.60}; training and sampling would differ "
-                "(other data.apply_chat_template_kwargs, such as enable_thinking, or another template may "
-                "agree)"
+                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where "
+                f"the chat template shows the reply with {whole[same:]!r:.60}; training and "
+                "sampling would differ (other data.apply_chat_template_kwargs, such as "
+                "enable_thinking, or another template may agree)"
             )
         self._check_shown(messages, at, tools, prompt, whole)
         marks = self._rendering.marked(messages[: at + 1], tools)
@@ -115,8 +115,9 @@ class ChatEncoder:
             raise DatasetError(f"message {at}: the chat template marks none of it with {{% generation %}}")
         if between := whole[len(prompt) : spans[0][0]]:
             raise DatasetError(
-                f"message {at}: the chat template marks its reply as generated behind {between!r:.60}, which "
-                "is no part of the prompt; training and sampling would differ"
+                f"message {at}: the chat template marks its reply as generated behind "
+                f"{between!r:.60}, which is no part of the prompt; training and sampling would "
+                "differ"
             )
         return _Reply(whole[: spans[-1][1]], spans)
 
@@ -173,8 +174,8 @@ class ChatEncoder:
         """
         if tools and self._same(messages[:at], None, prompt, as_prompt=True):
             raise DatasetError(
-                "the chat template does not show the tools of this row; use another template, or leave them "
-                "out with data.tools_key"
+                "the chat template does not show the tools of this row; use another template, or "
+                "leave them out with data.tools_key"
             )
         message = messages[at]
         unseen = []
@@ -191,8 +192,8 @@ class ChatEncoder:
         content_fields = {name for name, value in message.items() if value and name not in ("role", "name")}
         if "tool_calls" in unseen or (content_fields and content_fields <= set(unseen)):
             raise DatasetError(
-                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
-                "learn to say nothing"
+                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the "
+                "model would learn to say nothing"
             )
         self.unseen.update(unseen)
 
@@ -220,9 +221,9 @@ class ChatEncoder:
                 tail = self._encode(text[cut:])
                 if self._decode(head + tail) != self._decode(rest):
                     raise DatasetError(
-                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the end of a "
-                        "prompt and the beginning of its reply, and changes the text where they are encoded "
-                        "apart"
+                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the "
+                        "end of a prompt and the beginning of its reply, and changes the text "
+                        "where they are encoded apart"
                     )
                 ids += head
                 start = cut
@@ -265,7 +266,7 @@ def _is_trained(message: ChatMessage, at: int) -> bool:
     for name, value in marks.items():
         if value not in (0, 1) or (value and message["role"] != "assistant"):
             raise DatasetError(
-                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 for "
-                "messages of the assistant alone: only these are trained"
+                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 "
+                "for messages of the assistant alone: only these are trained"
             )
     return message["role"] == "assistant" and all(marks.values())

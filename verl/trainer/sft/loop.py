@@ -198,8 +198,8 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
         )
     if more := sum(len(sequences) > 1 for sequences in encoded):
         logger.info(
-            "sft: %d conversations are trained in several sequences, %d in all: the chat template shows "
-            "their earlier replies in another way later",
+            "sft: %d conversations are trained in several sequences, %d in all: the chat template "
+            "shows their earlier replies in another way later",
             more,
             len(rows),
         )

@@ -50,8 +50,8 @@ class Rendering:
         template = self._kwargs.get("chat_template") or tokenizer.chat_template
         if not template:
             raise DatasetError(
-                "the tokenizer of model.path has no chat template; use an instruction-tuned model, or set "
-                "data.apply_chat_template_kwargs.chat_template"
+                "the tokenizer of model.path has no chat template; use an instruction-tuned model, "
+                "or set data.apply_chat_template_kwargs.chat_template"
             )
 
     def text(self, messages: Sequence[ChatMessage], tools: Tools = None, *, prompt: bool = False) -> str:

@@ -135,8 +135,8 @@ def _decoded(file: Path, content: bytes, line: int) -> str:
     except UnicodeDecodeError as error:
         line += content[: error.start].count(b"\n")
         raise DatasetError(
-            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, e.g. "
-            "with iconv -t UTF-8"
+            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the "
+            "file, e.g. with iconv -t UTF-8"
         ) from error
 
 

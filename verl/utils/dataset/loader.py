@@ -62,8 +62,8 @@ class TaskLoader:
         self.epoch = self.position = 0
         if drop_last and self.size < self.batch_size:
             raise DatasetError(
-                f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower "
-                "it or add tasks"
+                f"{self.size} tasks do not fill one batch of "
+                f"data.train_batch_size={self.batch_size}; lower it or add tasks"
             )
 
     def __len__(self) -> int:
@@ -139,8 +139,8 @@ class TaskLoader:
         ):
             if state[name] != mine[name]:
                 raise DatasetError(
-                    f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore "
-                    f"{fix}"
+                    f"the checkpoint's data had {name}={state[name]!r}, this run has "
+                    f"{mine[name]!r}: restore {fix}"
                 )
         self.epoch = int(state["epoch"])
         self.position = int(state["position"])

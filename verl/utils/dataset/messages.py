@@ -110,8 +110,8 @@ def check_text(value: Any, where: str) -> None:
         except UnicodeEncodeError as error:
             excerpt = value[max(0, error.start - 20) : error.end + 20]
             raise DatasetError(
-                f"{where}: {excerpt!a} holds half of a surrogate pair, which is no character; write both "
-                "halves, or leave it out"
+                f"{where}: {excerpt!a} holds half of a surrogate pair, which is no character; "
+                "write both halves, or leave it out"
             ) from error
     elif isinstance(value, Mapping):
         for name, item in value.items():

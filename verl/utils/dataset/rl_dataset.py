@@ -98,9 +98,9 @@ class RLHFDataset(Dataset[Any]):
         self.num_overlong = len(rows) - len(fitting_rows)
         if not fitting_rows:
             raise DatasetError(
-                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates "
-                f"around them, are longer than {_limit(min(measure.limit for measure in measures), config)}; "
-                "raise it"
+                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt "
+                "templates around them, are longer than "
+                f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
             )
         if self.num_overlong:
             logger.warning(

@@ -55,15 +55,15 @@ def check_backends(names: Sequence[str]) -> None:
         package = BACKENDS[name]
         if package is not None and importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
-                f"trainer.logger has {name!r}, but the package {package!r} is not installed; pip install "
-                f"{package}, or leave {name!r} out"
+                f"trainer.logger has {name!r}, but the package {package!r} is not installed; pip "
+                f"install {package}, or leave {name!r} out"
             )
     if len(set(names)) != len(names):
         raise ValueError(f"trainer.logger names a backend twice: {list(names)}")
     if "wandb" in names and not _wandb_can_start():
         raise ValueError(
-            "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set WANDB_API_KEY, or "
-            "set WANDB_MODE=offline to keep metrics in the run's folder"
+            "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set "
+            "WANDB_API_KEY, or set WANDB_MODE=offline to keep metrics in the run's folder"
         )
 
 

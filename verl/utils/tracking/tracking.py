@@ -36,8 +36,8 @@ def to_number(name: str, value: Any) -> float:
         value = float(value)
     if not isinstance(value, (int, float)):
         raise TypeError(
-            f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it before "
-            "logging"
+            f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it "
+            "before logging"
         )
     return value
 

@@ -116,8 +116,8 @@ def training_randomness(config: Any) -> str | None:
     if difference < FP32_BOUND:
         return None
     return (
-        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; "
-        "they are off, because ratios compare equal networks"
+        "dropout or other random numbers of training mode would move log-probs by up to "
+        f"{difference:.2g}; they are off, because ratios compare equal networks"
     )
 
 

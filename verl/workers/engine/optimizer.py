@@ -64,9 +64,9 @@ class Schedule:
         total = self.config.total_training_steps if self.config.total_training_steps > 0 else self.total_steps
         if total < 1:
             raise ValueError(
-                f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with lr_warmup_steps_ratio="
-                f"{self.config.lr_warmup_steps_ratio} needs the total steps: call set_total_training_steps "
-                "or set total_training_steps"
+                f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with "
+                f"lr_warmup_steps_ratio={self.config.lr_warmup_steps_ratio} needs the total steps: "
+                "call set_total_training_steps or set total_training_steps"
             )
         return total
 

@@ -94,13 +94,14 @@ def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
         needed.append("old_log_probs")
     elif not plan.on_policy:
         raise ValueError(
-            "update_actor needs old_log_probs; call compute_log_prob first, or set meta_info['on_policy'] "
-            "for fresh samples"
+            "update_actor needs old_log_probs; call compute_log_prob first, or set "
+            "meta_info['on_policy'] for fresh samples"
         )
     elif plan.num_mini_batches * config.ppo_epochs > 1:
         raise ValueError(
-            f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} "
-            f"mini-batches x {config.ppo_epochs} epochs; call compute_log_prob first"
+            "on-policy rows without old_log_probs allow one optimizer step, not "
+            f"{plan.num_mini_batches} mini-batches x {config.ppo_epochs} epochs; call "
+            "compute_log_prob first"
         )
     if config.use_kl_loss:
         needed.append("ref_log_prob")

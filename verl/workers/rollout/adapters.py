@@ -161,7 +161,7 @@ class RowAdapters:
         if states.ndim == 2 and len(states) == rows * self._tokens:
             return self._rows if self._tokens == 1 else self._rows.repeat_interleave(self._tokens, 0)
         raise RolloutError(
-            f"the hf engine cannot give every row its own adapter in layer {layer}, whose input has the "
-            f"shape {list(states.shape)} for {rows} rows of {self._tokens} tokens; leave it out with "
-            "actor_rollout_ref.model.exclude_modules"
+            f"the hf engine cannot give every row its own adapter in layer {layer}, whose input "
+            f"has the shape {list(states.shape)} for {rows} rows of {self._tokens} tokens; leave "
+            "it out with actor_rollout_ref.model.exclude_modules"
         )

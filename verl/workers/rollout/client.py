@@ -89,8 +89,8 @@ class WorkerGroupClient:
                 if left <= 0:
                     name = request.request_id or "(no id)"
                     raise EngineStuckError(
-                        f"waited {limit:g} s for request {name} on the rollout engine, which sampled no "
-                        "token meanwhile"
+                        f"waited {limit:g} s for request {name} on the rollout engine, which "
+                        "sampled no token meanwhile"
                     )
                 await asyncio.wait([future], timeout=left)
             return future.result()

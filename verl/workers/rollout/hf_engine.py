@@ -200,8 +200,8 @@ class HFEngine:
         """Free the key-value cache. Raises `RolloutError` while replies are in flight."""
         if self._pending:
             raise RolloutError(
-                f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them "
-                "first"
+                f"the engine cannot sleep with {len(self._pending)} requests in flight; await or "
+                "abort them first"
             )
         self._scheduler.forget()
         every = range(self._model.slots)

@@ -95,8 +95,9 @@ class RestartingClient:
             since = max(since, getattr(client, "progress_at", since))
             if clock() >= since + self._limit_s:
                 raise TimeoutError(
-                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, but it has "
-                    f"sampled no token for {self._limit_s:g} s, twice rollout.call_timeout_s"
+                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, "
+                    f"but it has sampled no token for {self._limit_s:g} s, twice "
+                    "rollout.call_timeout_s"
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(since + self._limit_s if self._limit_s < math.inf else None):

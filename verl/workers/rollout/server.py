@@ -351,8 +351,8 @@ class RolloutWorker(Worker):
     def _ready(self) -> RolloutEngine:
         if self.leader != self.rank:
             raise RolloutError(
-                f"rank {self.rank} has no engine: its device belongs to the engine of rank {self.leader}; "
-                "call that rank"
+                f"rank {self.rank} has no engine: its device belongs to the engine of rank "
+                f"{self.leader}; call that rank"
             )
         if self._engine is None:
             raise RolloutError("the rollout worker has no model yet; call init_model first")

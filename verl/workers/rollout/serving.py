@@ -68,14 +68,14 @@ class Serving:
         lines = []
         if self.mode == "rows":
             lines.append(
-                f"replies are decoded one by one, each with transformers' own cache, because {self.reason}: "
-                "the time of a step grows with the number of replies; actor_rollout_ref.rollout.name=vllm is "
-                "faster where it serves this model"
+                "replies are decoded one by one, each with transformers' own cache, because "
+                f"{self.reason}: the time of a step grows with the number of replies; "
+                "actor_rollout_ref.rollout.name=vllm is faster where it serves this model"
             )
         if not self.same_bits:
             lines.append(
-                "the last bits of a reply depend on the replies beside it; its log-probs are exact to "
-                "rounding"
+                "the last bits of a reply depend on the replies beside it; its log-probs are exact "
+                "to rounding"
             )
         return lines
 
@@ -99,9 +99,9 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
     limit = max(serving.limit or 0 for serving in results)
     raise RolloutError(
         f"the hf engine serves {_name(config)} up to {limit} tokens, prompt and reply may have "
-        f"{max_model_len}: beyond {limit} positions the model computes earlier tokens anew, which sampled "
-        "tokens cannot follow; set data.max_prompt_length + data.max_response_length (and those of the "
-        f"agents) to at most {limit}"
+        f"{max_model_len}: beyond {limit} positions the model computes earlier tokens anew, which "
+        "sampled tokens cannot follow; set data.max_prompt_length + data.max_response_length (and "
+        f"those of the agents) to at most {limit}"
     )
 
 
@@ -159,8 +159,8 @@ def _check(config: Any) -> list[Serving]:
     if exact:
         return exact[:1]
     raise RolloutError(
-        f"the hf engine serves {name} neither in slots ({reasons[0]}) nor row by row ({reasons[1]}); "
-        "use actor_rollout_ref.rollout.name=vllm"
+        f"the hf engine serves {name} neither in slots ({reasons[0]}) nor row by row "
+        f"({reasons[1]}); use actor_rollout_ref.rollout.name=vllm"
     )
 
 

@@ -156,8 +156,8 @@ class SlotForms:
         for slot, matcher in list(self._matchers.items()):
             if not matcher.accept_token(sampled[slot]):
                 raise RuntimeError(
-                    f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose mask it was "
-                    "sampled under"
+                    f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose "
+                    "mask it was sampled under"
                 )
             if matcher.is_terminated():
                 self.stop(slot)
@@ -169,8 +169,8 @@ def _check_size(structure: str) -> None:
     """
     if len(structure) > MAX_CHARACTERS:
         raise StructureError(
-            f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a smaller "
-            "schema"
+            f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a "
+            "smaller schema"
         )
     try:
         level = [json.loads(structure)]

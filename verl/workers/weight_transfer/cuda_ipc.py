@@ -59,8 +59,8 @@ class GpuMemory:
     def __init__(self, size: int, device: torch.device) -> None:
         if expandable_segments():
             raise RolloutError(
-                f"CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or "
-                f"{_OTHERWISE}"
+                "CUDA IPC cannot share memory of expandable segments; unset "
+                f"{EXPANDABLE_SEGMENTS}, or {_OTHERWISE}"
             )
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
         self.export = list(self.flat.untyped_storage()._share_cuda_())[1:]

@@ -104,8 +104,8 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     for value in inputs:
         if not isinstance(value, list if function else str):
             raise ValueError(
-                f"an input must be {'a list of arguments' if function else 'text for stdin'}, found "
-                f"{value!r:.80}"
+                f"an input must be {'a list of arguments' if function else 'text for stdin'}, "
+                f"found {value!r:.80}"
             )
     if not function and not all(isinstance(value, str) for value in outputs):
         raise ValueError("an output must be text")

@@ -41,8 +41,8 @@ def make_row(
     """
     if not question.strip() or not cases:
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} and "
-            f"{len(cases)} tests"
+            f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} "
+            f"and {len(cases)} tests"
         )
     return {
         "data_source": data_source,

@@ -49,8 +49,8 @@ class Game:
         self.players = [seat for seat in world.seats if seat not in random_seats]
         if not self.players:
             raise AgentSystemError(
-                f"env.params.random_seats names all seats ({listed}), so no player is left for the team; "
-                "remove one"
+                f"env.params.random_seats names all seats ({listed}), so no player is left for the "
+                "team; remove one"
             )
 
     def start(self, seed: int, options: Mapping[str, Any] | None) -> None:

@@ -190,6 +190,6 @@ def _reachable(start: list[Any], stop: Iterable[Any]) -> set[int]:
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:
     return AgentSystemError(
-        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: use "
-        "rollout.sampling=parallel, or a world without such parts"
+        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: "
+        "use rollout.sampling=parallel, or a world without such parts"
     )

@@ -15,8 +15,8 @@ try:
     from gymnasium import spaces
 except ModuleNotFoundError as error:
     raise AgentSystemError(
-        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip install "
-        "'verl-mas[farama]'"
+        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip "
+        "install 'verl-mas[farama]'"
     ) from error
 
 LONGEST_ACTION = 2000
@@ -39,8 +39,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if value.size > MOST_NUMBERS:
             raise AgentSystemError(
-                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be read as "
-                "text; subclass FaramaEnv and override describe()"
+                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be "
+                "read as text; subclass FaramaEnv and override describe()"
             )
         return _array_text(value)
     if isinstance(value, Mapping):

@@ -198,9 +198,9 @@ class _GraderProcess:
         if self._line(START_TIMEOUT_S) is None:
             self.kill()
             raise GraderError(
-                f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended "
-                f"installed? pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 "
-                f"{MEMORY_BYTES}"
+                f"a math grader did not start (exit code {self._child.returncode}); is "
+                "latex2sympy2_extended installed? pip install latex2sympy2_extended, then try: "
+                f"{sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
             )
 
     def compare(self, answer: str, truth: str, number: Approximate | None) -> Verdict:

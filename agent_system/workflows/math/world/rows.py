@@ -47,8 +47,8 @@ def make_row(
     """
     if not problem.strip() or not ground_truth.strip():
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a problem and an answer, found {problem!r:.80} and "
-            f"{ground_truth!r:.80}"
+            f"{data_source} {split} row {index}: needs a problem and an answer, found "
+            f"{problem!r:.80} and {ground_truth!r:.80}"
         )
     return {
         "data_source": data_source,

@@ -41,8 +41,8 @@ class PlanPathDifficulty:
             )
         if not 1 <= self.min_path <= self.max_path or self.min_path >= self.size**2:
             raise AgentSystemError(
-                f"needs 1 <= min_path <= max_path and min_path below the number of cells ({self.size**2}), "
-                f"found min_path {self.min_path} and max_path {self.max_path}"
+                "needs 1 <= min_path <= max_path and min_path below the number of cells "
+                f"({self.size**2}), found min_path {self.min_path} and max_path {self.max_path}"
             )
 
 
@@ -86,8 +86,8 @@ def generate(
             repeats += 1
             if repeats > MOST_DRAWS:
                 raise AgentSystemError(
-                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise size or ask "
-                    "for fewer"
+                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise "
+                    "size or ask for fewer"
                 )
             continue
         used_texts.add(grid.text)

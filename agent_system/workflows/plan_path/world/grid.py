@@ -119,7 +119,8 @@ def parse_map(text: str) -> GridMap:
     if unknown or cells.count(START) != 1 or cells.count(GOAL) != 1:
         raise AgentSystemError(
             f"a map is made of {FREE} {WALL} and exactly one {START} and one {GOAL}, found "
-            f"{cells.count(START)} {START}, {cells.count(GOAL)} {GOAL} and the characters {unknown!r:.80}"
+            f"{cells.count(START)} {START}, {cells.count(GOAL)} {GOAL} and the characters "
+            f"{unknown!r:.80}"
         )
     walls = frozenset(cell for cell, sign in enumerate(cells) if sign == WALL)
     grid = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))

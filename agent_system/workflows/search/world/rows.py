@@ -30,8 +30,8 @@ def make_row(
     targets = [answer.strip() for answer in answers if answer.strip()]
     if not question.strip() or not can_be_matched(targets):
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a question and an answer with a word other than an "
-            f"article, found {question!r:.80} and {answers!r:.80}"
+            f"{data_source} {split} row {index}: needs a question and an answer with a word other "
+            f"than an article, found {question!r:.80} and {answers!r:.80}"
         )
     return {
         "data_source": data_source,

@@ -13,8 +13,8 @@ import regex
 
 # Those of Lucene's English analyzer.
 _STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
-    "they this to was will with"
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words of these scripts are not separated, or, in Korean, carry their particles.

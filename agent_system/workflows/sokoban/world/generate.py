@@ -190,8 +190,9 @@ def generate(
             misses += 1
             if misses > DRAWS_PER_ROOM:
                 raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws "
-                    f"of {difficulty}; ask for fewer rooms, fewer pushes, another wall_share or a larger size"
+                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in "
+                    f"{DRAWS_PER_ROOM} draws of {difficulty}; ask for fewer rooms, fewer pushes, "
+                    "another wall_share or a larger size"
                 )
             continue
         misses = 0

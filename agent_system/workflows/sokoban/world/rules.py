@@ -73,8 +73,8 @@ def parse_room(text: str) -> tuple[Room, SokobanState]:
     height = len(rows)
     if width < 3 or height < 3 or any(len(row) != width for row in rows):
         raise AgentSystemError(
-            "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found "
-            f"{text!r:.120}"
+            "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), "
+            f"found {text!r:.120}"
         )
     cells = "".join(rows)
     unknown = sorted(set(cells) - set("#@$.+*-"))

@@ -59,8 +59,8 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
     clue_ranges = CLUES[size]
     if difficulty not in clue_ranges:
         raise AgentSystemError(
-            f"the difficulty of a puzzle must be one of {', '.join(clue_ranges)} or a number of clues, "
-            f"found {difficulty!r}{did_you_mean(difficulty, clue_ranges)}"
+            f"the difficulty of a puzzle must be one of {', '.join(clue_ranges)} or a number of "
+            f"clues, found {difficulty!r}{did_you_mean(difficulty, clue_ranges)}"
         )
     return clue_ranges[difficulty]
 
@@ -140,8 +140,8 @@ def generate(
             if misses > MOST_MISSES:
                 raise AgentSystemError(
                     f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty "
-                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for fewer, or "
-                    "for more clues"
+                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for "
+                    "fewer, or for more clues"
                 )
             continue
         misses = 0

@@ -102,8 +102,8 @@ def from_text(text: str) -> Board:
     size = {n * n: n for n in SIZES}.get(len(text))
     if size is None or not set(text) <= set(EMPTY + "0123456789"[: size + 1]):
         raise AgentSystemError(
-            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where it is "
-            f"empty; found {text!r:.100}"
+            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where "
+            f"it is empty; found {text!r:.100}"
         )
     return tuple(0 if char == EMPTY else int(char) for char in text)
 

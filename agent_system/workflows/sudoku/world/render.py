@@ -86,8 +86,8 @@ def save_episode(states: Sequence[SudokuState], path: Path, seconds: float = 0.8
     """
     if path.suffix not in (".gif", ".png") or not states:
         raise AgentSystemError(
-            f"an episode of at least one state is written as .gif or .png, found {len(states)} states and "
-            f"{path.name!r}"
+            f"an episode of at least one state is written as .gif or .png, found {len(states)} "
+            f"states and {path.name!r}"
         )
     if path.suffix == ".png":
         draw(states[-1]).save(path)

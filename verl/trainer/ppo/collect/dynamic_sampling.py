@@ -220,7 +220,7 @@ def _no_signal(algorithm: AlgorithmConfig, collections: int, result: EpisodeBatc
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (
         f"{algorithm.filter_groups.metric} differs within no group of "
-        f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every advantage "
-        f"is 0; mean team reward: {mean}. The tasks are too easy or too hard for this team: use others, "
-        "raise env.rollout.n, or turn algorithm.filter_groups.enable off"
+        f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every "
+        f"advantage is 0; mean team reward: {mean}. The tasks are too easy or too hard for this "
+        "team: use others, raise env.rollout.n, or turn algorithm.filter_groups.enable off"
     )

@@ -21,8 +21,8 @@ def check_tokens(response_mask: torch.Tensor, **tensors: torch.Tensor | None) ->
             )
         if tensor.device != response_mask.device:
             raise ValueError(
-                f"{name} is on {tensor.device}, response_mask on {response_mask.device}; move them to one "
-                "device"
+                f"{name} is on {tensor.device}, response_mask on {response_mask.device}; move them "
+                "to one device"
             )
 
 
@@ -33,8 +33,8 @@ def check_columns(response_mask: torch.Tensor, **columns: np.ndarray | torch.Ten
     for name, column in columns.items():
         if column is not None and len(column) != len(response_mask):
             raise ValueError(
-                f"{name} has {len(column)} entries for the {len(response_mask)} rows of response_mask; give "
-                "one per row"
+                f"{name} has {len(column)} entries for the {len(response_mask)} rows of "
+                "response_mask; give one per row"
             )
 
 
@@ -71,14 +71,15 @@ def check_log_ratio(log_ratio: torch.Tensor, response_mask: torch.Tensor) -> Non
         )
     if log_ratio.device != response_mask.device:
         raise ValueError(
-            f"log-probs are on {log_ratio.device}, response_mask is on {response_mask.device}; move both to "
-            "one device"
+            f"log-probs are on {log_ratio.device}, response_mask is on {response_mask.device}; "
+            "move both to one device"
         )
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
     bad = int((~torch.isfinite(log_ratio) & response_mask.bool()).sum())
     if bad:
         raise ValueError(
-            f"old_log_probs - rollout_log_probs is not finite for {bad} of {int(response_mask.sum())} "
-            "tokens; check that the sampler returns a log-prob for every token of its reply"
+            f"old_log_probs - rollout_log_probs is not finite for {bad} of "
+            f"{int(response_mask.sum())} tokens; check that the sampler returns a log-prob for "
+            "every token of its reply"
         )

@@ -230,8 +230,8 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
     config = inputs.given["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
         raise ValueError(
-            f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or "
-            "samples"
+            f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; "
+            "use auto or samples"
         )
     arguments = {}
     for key in dict.fromkeys((*required, *(VERL_KEYWORDS if any_keyword else ()))):
@@ -266,7 +266,8 @@ def _complete(data: DataProto) -> None:
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask "
-            f"{tuple(mask.shape)} on {mask.device} differ in shape or device; both are [bsz, response_len]"
+            f"{tuple(mask.shape)} on {mask.device} differ in shape or device; both are [bsz, "
+            "response_len]"
         )
 
 

@@ -264,8 +264,8 @@ class VLLMEngine:
         self._control(self._settle())
         if self._open:
             raise RolloutError(
-                f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them "
-                "first"
+                f"the engine cannot sleep with {len(self._open)} requests in flight; await or "
+                "abort them first"
             )
         if not self._can_sleep:
             self._control(self._llm.reset_prefix_cache())
@@ -338,8 +338,8 @@ class VLLMEngine:
                 raise
             except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
                 raise EngineSetupError(
-                    "vLLM cannot load new weights into this model; use actor_rollout_ref.rollout.name=hf: "
-                    f"{' '.join(str(error).split())}"
+                    "vLLM cannot load new weights into this model; use "
+                    f"actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
                 ) from error
 
         return self._control(call())

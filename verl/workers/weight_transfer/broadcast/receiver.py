@@ -41,8 +41,8 @@ class Receiver:
         self._timeout_s = timeout_s
         if bucket != (self._next if update == self._update else 0):
             raise RolloutError(
-                f"bucket {bucket} of weight update {update}: expected the next one after {self._next} of "
-                f"{self._update}"
+                f"bucket {bucket} of weight update {update}: expected the next one after "
+                f"{self._next} of {self._update}"
             )
         try:
             if update != self._update:

@@ -41,8 +41,8 @@ def build_step_group(
     missing = rows[[anchor is None for anchor in anchors[rows]]]
     if len(missing):
         raise ValueError(
-            f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}), which "
-            "gigpo needs"
+            f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row "
+            f"{missing[0]}), which gigpo needs"
         )
     if enable_similarity and not 0 < similarity_thresh <= 1:
         raise ValueError(

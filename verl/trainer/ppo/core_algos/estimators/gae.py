@@ -87,8 +87,8 @@ def compute_gae_advantage_return(
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
     if traj_uid is None or turn_index is None:
         raise ValueError(
-            "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in "
-            "it"
+            "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its "
+            "index in it"
         )
     turn_rewards, first_value, turn_values = _as_actions(rewards, values, mask, reply_mask, repeated_reward)
     rows = chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)

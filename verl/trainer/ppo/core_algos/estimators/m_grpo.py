@@ -93,8 +93,8 @@ def compute_m_grpo_outcome_advantage(
     main_agent = own_key(keys, "main_agent", None)
     if not main_agent:
         raise ValueError(
-            "m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of "
-            "agent.agent_ids"
+            "m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one "
+            "of agent.agent_ids"
         )
     _, valid = outcome_scores(token_level_rewards, response_mask)
     check_columns(

@@ -26,17 +26,17 @@ def outcome_scores(
     """
     if token_level_rewards.shape != response_mask.shape or token_level_rewards.device != response_mask.device:
         raise ValueError(
-            f"token_level_rewards {tuple(token_level_rewards.shape)} on {token_level_rewards.device} and "
-            f"response_mask {tuple(response_mask.shape)} on {response_mask.device} differ in shape or "
-            "device; both are [bsz, response_len]"
+            f"token_level_rewards {tuple(token_level_rewards.shape)} on "
+            f"{token_level_rewards.device} and response_mask {tuple(response_mask.shape)} on "
+            f"{response_mask.device} differ in shape or device; both are [bsz, response_len]"
         )
     valid = real_rows(response_mask).cpu().numpy()
     scores = token_level_rewards.detach().sum(dim=-1).cpu().double().numpy()
     bad = np.flatnonzero(valid & ~np.isfinite(scores))
     if len(bad):
         raise ValueError(
-            f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row {bad[0]}); "
-            "check the reward function"
+            f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row "
+            f"{bad[0]}); check the reward function"
         )
     scores[~valid] = 0.0
     return scores, valid

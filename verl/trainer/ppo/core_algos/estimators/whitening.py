@@ -56,8 +56,8 @@ def whiten(
     sums = x.sum(dim=-1).cpu().numpy()
     if not np.isfinite(sums).all():
         raise ValueError(
-            f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry that is "
-            "not finite"
+            f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry "
+            "that is not finite"
         )
     size = keep.sum(dim=-1).cpu().double().numpy()
     n_groups = int(groups.max(initial=-1)) + 1

@@ -50,8 +50,9 @@ def compute_rollout_correction_and_rejection_mask(
         raise ValueError("response_mask must contain at least one valid token (1)")
     if not old_log_prob.shape == rollout_log_prob.shape == response_mask.shape:
         raise ValueError(
-            f"old_log_prob {tuple(old_log_prob.shape)}, rollout_log_prob {tuple(rollout_log_prob.shape)} and "
-            f"response_mask {tuple(response_mask.shape)}: the shape of one does not match the others"
+            f"old_log_prob {tuple(old_log_prob.shape)}, rollout_log_prob "
+            f"{tuple(rollout_log_prob.shape)} and response_mask {tuple(response_mask.shape)}: the "
+            "shape of one does not match the others"
         )
     log_ratio = (old_log_prob - rollout_log_prob).detach()
     weights = None
@@ -241,8 +242,8 @@ def apply_bypass_mode(
     """
     if "rollout_log_probs" not in set(batch.batch.keys()):
         raise ValueError(
-            "bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler must "
-            "return log-probs"
+            "bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler "
+            "must return log-probs"
         )
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
 
