@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls
-from agent_system.tools.formats.derive import TrialCall
 from agent_system.tools.formats.named import NAMED
+from agent_system.tools.formats.syntax import TrialCall
 
 
 def _schema(name: str, properties: Mapping[str, str]) -> dict[str, Any]:

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from agent_system.tools.formats.literals import LiteralReader
-from agent_system.tools.formats.syntax import ANYTHING, ID, NAME, NUMBER, ItemMarks, KeyNames, Syntax
+from agent_system.tools.formats.syntax import (
+    ANYTHING,
+    ID,
+    NAME,
+    NUMBER,
+    ItemMarks,
+    KeyNames,
+    Syntax,
+    TrialCall,
+)
 from verl.protocol.turns import shared_start
 
 _DECODER = json.JSONDecoder()
 _DIGITS = re.compile(r"\d+")
 _HOLE = re.compile(f"({NAME}|{ID}|{NUMBER})")
-
-
-@dataclass(frozen=True, slots=True)
-class TrialCall:
-    """A call that a template is asked to show.
-
-    Attributes:
-        name, arguments, id: of the call.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str
-
-    def message(self, as_text: bool) -> dict[str, Any]:
-        """Return the call as a chat template takes it, with its arguments as text of JSON or as an
-        object.
-        """
-        arguments: Any = json.dumps(self.arguments, ensure_ascii=False) if as_text else dict(self.arguments)
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
 def derived(text: str, calls: Sequence[TrialCall]) -> Syntax | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -79,6 +79,26 @@ class KeyNames:
     name: str = "name"
     arguments: str = "arguments"
     id: str = "id"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCall:
+    """A call that a template is asked to show.
+
+    Attributes:
+        name, arguments, id: of the call.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str
+
+    def message(self, as_text: bool) -> dict[str, Any]:
+        """Return the call as a chat template takes it, with its arguments as text of JSON or as an
+        object.
+        """
+        arguments: Any = json.dumps(self.arguments, ensure_ascii=False) if as_text else dict(self.arguments)
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
 @dataclass(frozen=True)
