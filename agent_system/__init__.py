@@ -1,5 +1,5 @@
-"""Agents: registries, orchestras, environments, rollout. Only `launch` imports more of verl than protocol,
-configuration and names.
+"""Agents: registries, orchestras, environments, rollout. Only `launch` imports more of verl than
+protocol, configuration and names.
 """
 
 from agent_system.agent import BaseAgent, Entry

@@ -1,7 +1,7 @@
 """An agent is a named role: a prompt template and a projection.
 
-One object serves all episodes, unless the agent has state: it overrides `start`, or has a memory of its own.
-Then every episode has an object of its own.
+One object serves all episodes, unless the agent has state: it overrides `start`, or has a memory of
+its own. Then every episode has an object of its own.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ class BaseAgent:
     """A role that a user subclasses.
 
     Attributes:
-        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`, `{step}` and
-            the variables that the orchestra passes to `turn.act`. Literal braces are written twice.
-        system: optional template of the system message, with the same variables. It is never shortened.
-        projection: text -> `Projection`: a function, the result of a factory such as `tag(...)`, or a method.
-        memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None for an
-            agent without one. Options may change it per object.
+        prompt: template of the user message with `{env_prompt}`, `{team_context}`, `{memory}`,
+            `{step}` and the variables that the orchestra passes to `turn.act`. Literal braces are
+            written twice.
+        system: optional template of the system message, with the same variables. It is never
+            shortened.
+        projection: text -> `Projection`: a function, the result of a factory such as `tag(...)`, or
+            a method.
+        memory_class: memory of this agent alone, which `{memory}` shows instead of the team's; None
+            for an agent without one. Options may change it per object.
         memory: the memory of the episode, or None.
-        calls_tools: whether a call has several generations with tool calls between them, as those of a
-            `ToolAgent`.
-        acts_as: the agent's name for the environment (`act`, `observe`, `score`, `Outcome.local`); None: its
-            name in the team. Options may change it per object.
+        calls_tools: whether a call has several generations with tool calls between them, as those
+            of a `ToolAgent`.
+        acts_as: the agent's name for the environment (`act`, `observe`, `score`, `Outcome.local`);
+            None: its name in the team. Options may change it per object.
         agent_id: the agent's name in the team.
         config: the options of the orchestra, so that a subclass can choose a template by them.
     """
@@ -87,16 +90,16 @@ class BaseAgent:
         return self.memory_class is not None or type(self).start is not BaseAgent.start
 
     def start(self, task: Task) -> None:
-        """Set the state at the beginning of an episode, as in `self.notes = []`; only `project` and the
-        agent's tools may change it.
+        """Set the state at the beginning of an episode, as in `self.notes = []`; only `project` and
+        the agent's tools may change it.
 
         Args:
             task: the task, without its ground truth.
         """
 
     def fork(self) -> Self:
-        """Return a copy with a state of its own, the same object for an agent without state. The options are
-        not copied.
+        """Return a copy with a state of its own, the same object for an agent without state. The
+        options are not copied.
 
         Raises:
             AgentSystemError: an attribute cannot be copied.
@@ -108,8 +111,8 @@ class BaseAgent:
         except Exception as error:  # whatever the attributes of a user's class raise
             raise AgentSystemError(
                 f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: "
-                f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, locks and "
-                "connections where they are used"
+                f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, "
+                "locks and connections where they are used"
             ) from error
 
     def team_context(self, entries: Sequence[Entry]) -> str:
@@ -132,8 +135,8 @@ class BaseAgent:
         return messages
 
     def project(self, text: str) -> Projection:
-        """Return the action parsed from `text`. An agent with state may change it here: the object is a copy,
-        kept if the reply is.
+        """Return the action parsed from `text`. An agent with state may change it here: the object
+        is a copy, kept if the reply is.
         """
         projector: Projector = self.projection
         return projector(text)
@@ -149,14 +152,14 @@ class BaseAgent:
             ) from error
         except (ValueError, IndexError) as error:
             raise AgentSystemError(
-                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal braces "
-                f"twice: {{{{ }}}}"
+                f"the prompt template of {self.agent_id!r} is malformed ({error}); write literal "
+                f"braces twice: {{{{ }}}}"
             ) from error
 
 
 def own_data(agent: BaseAgent) -> dict[str, bytes]:
-    """Return the agent's attributes of built-in types, as bytes to compare; one that holds other objects may
-    be missing.
+    """Return the agent's attributes of built-in types, as bytes to compare; one that holds other
+    objects may be missing.
     """
     data: dict[str, bytes] = {}
     for name, value in vars(agent).items():

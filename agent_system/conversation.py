@@ -66,8 +66,8 @@ def show(record: EpisodeRecord, console: Console) -> None:
 
 
 def questions(argument: str | None, console: Console, read_all: Callable[[], str] | None) -> Iterator[str]:
-    """Yield the questions: the argument, the whole of a pipe, or the lines that a person types, until an
-    empty line.
+    """Yield the questions: the argument, the whole of a pipe, or the lines that a person types,
+    until an empty line.
 
     Args:
         argument: the question on the command line, or None.

@@ -1,5 +1,5 @@
-"""Calls of an environment's methods, plain or async, without blocking the event loop and never from two
-threads at once.
+"""Calls of an environment's methods, plain or async, without blocking the event loop and never from
+two threads at once.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class EnvCaller:
         return self._checked(method, await self.call(method, *args), Observation)
 
     async def fork(self) -> EnvCaller:
-        """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not return
-        another environment.
+        """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not
+        return another environment.
         """
         env = self._checked("fork", await self.call("fork"), BaseEnv)
         if env is self.env:
@@ -95,8 +95,8 @@ class EnvCaller:
         return await watched(result) if inspect.isawaitable(result) else result
 
     async def _in_thread(self, bound: Callable[..., Any], *args: Any) -> Any:
-        """Run a method in a thread; if the caller is cancelled, the environment stays locked until the thread
-        returns.
+        """Run a method in a thread; if the caller is cancelled, the environment stays locked until
+        the thread returns.
         """
         await self._in_use.acquire()
         loop = asyncio.get_running_loop()
@@ -110,7 +110,9 @@ class EnvCaller:
         return await asyncio.wrap_future(future)
 
     async def close(self, limit: float) -> None:
-        """Close the environment once no thread uses it; abandon it with a warning after `limit` seconds."""
+        """Close the environment once no thread uses it; abandon it with a warning after `limit`
+        seconds.
+        """
         if not self.has_close:
             return
         try:

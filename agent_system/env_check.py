@@ -28,15 +28,15 @@ def check_env(
     team_range: tuple[float, float] = (-math.inf, math.inf),
     local_range: tuple[float, float] = (-math.inf, math.inf),
 ) -> None:
-    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed only. Call
-    it outside an event loop.
+    """Play `actions` in an environment repeatedly and check that the outcomes depend on the seed
+    only. Call it outside an event loop.
 
-    - The same seed gives the same observations, rewards and info: in a second object, and in the first one
-      after another `reset`.
-    - A fork (when the class has `fork`) taken before any action is of the same class and plays the remaining
-      actions like its origin,
-      whichever of the two plays first. A fork that plays them in another order (reversed except for the last
-      one, up to an error) behaves like a separate object that plays that order.
+    - The same seed gives the same observations, rewards and info: in a second object, and in the
+      first one after another `reset`.
+    - A fork (when the class has `fork`) taken before any action is of the same class and plays the
+      remaining actions like its origin,
+      whichever of the two plays first. A fork that plays them in another order (reversed except for
+      the last one, up to an error) behaves like a separate object that plays that order.
     - A pickled copy taken before any action gives the same outcomes for the remaining actions.
     - `score` (when the class has it) changes nothing.
     - Rewards are finite and inside their ranges; `done`, `info` and observations have their types.
@@ -44,8 +44,8 @@ def check_env(
     Args:
         env_factory: makes the environment for a seed, such as `EnvFactory(MyEnv).make`.
         task: the task to play.
-        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play ends with
-            the first `done`. Include an illegal action and one that ends the episode.
+        actions: a pair `(agent_id, action)` of texts goes to `act`, anything else to `step`; play
+            ends with the first `done`. Include an illegal action and one that ends the episode.
         team_range, local_range: lowest and highest reward of one `act`, `step` or `score`.
 
     Raises:
@@ -172,8 +172,8 @@ class _Check:
         return trace
 
     async def _play_reordered(self, env: EnvCaller, order: Sequence[Any]) -> Trace:
-        """Play the actions in another order; an error ends play, because an environment may require its own
-        order.
+        """Play the actions in another order; an error ends play, because an environment may require
+        its own order.
         """
         trace: Trace = []
         for action in order:
@@ -215,8 +215,8 @@ class _Check:
     def _check_outcome(self, outcome: Outcome, where: str) -> None:
         if not isinstance(outcome.done, bool) or not isinstance(outcome.info, Mapping):
             raise AgentSystemError(
-                f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a bool and a "
-                "mapping"
+                f"{where} gave done={outcome.done!r} and info={outcome.info!r:.100}; expected a "
+                "bool and a mapping"
             )
         local = (
             outcome.local.values()
@@ -243,10 +243,10 @@ class _Check:
         for one, other in zip_longest(alone, fork):
             if one != other:
                 raise AgentSystemError(
-                    f"{self.name}: a fork taken before action {start} that played the remaining actions in "
-                    "reverse, after other forks had played them, differs from a separate object that played "
-                    f"the same: expected {one!r:.300}, found {other!r:.300}; a fork must share no mutable "
-                    "state"
+                    f"{self.name}: a fork taken before action {start} that played the remaining "
+                    "actions in reverse, after other forks had played them, differs from a "
+                    f"separate object that played the same: expected {one!r:.300}, found "
+                    f"{other!r:.300}; a fork must share no mutable state"
                 )
 
     def _check_equal(self, expected: Trace, actual: Trace, where: str, start: int = -1) -> None:
@@ -254,13 +254,13 @@ class _Check:
             if one != other:
                 what = "reset" if number < 0 else f"action {number}, {self.actions[number]!r},"
                 raise AgentSystemError(
-                    f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, found "
-                    f"{other!r:.300}"
+                    f"{self.name}: {what} had another outcome {where}: expected {one!r:.300}, "
+                    f"found {other!r:.300}"
                 )
         if len(expected) != len(actual):
             raise AgentSystemError(
-                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes expected, "
-                f"found {len(actual)}"
+                f"{self.name}: the episode had another length {where}: {len(expected)} outcomes "
+                f"expected, found {len(actual)}"
             )
 
 

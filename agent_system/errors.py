@@ -12,12 +12,14 @@ class AgentSystemError(ValueError):
 
 
 class SandboxError(AgentSystemError):
-    """The sandbox cannot be set up as configured. A program that fails is a `RunResult`, not this error."""
+    """The sandbox cannot be set up as configured. A program that fails is a `RunResult`, not this
+    error.
+    """
 
 
 def masked(text: str, *secrets: str | None) -> str:
-    """Return `text` with `***` for every secret, also where its characters are escaped for JSON, a URL or
-    HTML, nested escapes included.
+    """Return `text` with `***` for every secret, also where its characters are escaped for JSON, a
+    URL or HTML, nested escapes included.
     """
     for secret in secrets:
         if secret:
@@ -26,8 +28,8 @@ def masked(text: str, *secrets: str | None) -> str:
 
 
 def _spellings(character: str) -> str:
-    """Return a pattern for the escaped forms of a character; repetitions are bounded, so that no text makes
-    the search slow.
+    """Return a pattern for the escaped forms of a character; repetitions are bounded, so that no
+    text makes the search slow.
     """
     units = character.encode("utf-16-be", "surrogatepass")
     backslash = r"(?:\\|%(?:25){0,4}5c)"
@@ -49,13 +51,13 @@ def password(url: str) -> str | None:
 
 
 def printable_key(key: str, where: str) -> str:
-    """Return `key`. Raise AgentSystemError, which does not quote the key, for a character that cannot be in a
-    header.
+    """Return `key`. Raise AgentSystemError, which does not quote the key, for a character that
+    cannot be in a header.
     """
     if not key.isprintable():
         place = next(place for place, character in enumerate(key) if not character.isprintable())
         raise AgentSystemError(
-            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is it a line "
-            "break or a tab?"
+            f"{where}: character {place + 1} of {len(key)} of the key is a control character; is "
+            "it a line break or a tab?"
         )
     return key

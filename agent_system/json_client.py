@@ -1,4 +1,5 @@
-"""The HTTP client of servers that answer JSON to JSON: a chat API, a retrieval server, a sandbox server.
+"""The HTTP client of servers that answer JSON to JSON: a chat API, a retrieval server, a sandbox
+server.
 
 Servers are not trusted: an answer has a time limit and a size limit, and is returned as bytes.
 """
@@ -38,7 +39,9 @@ class HttpAnswer:
         return self.data.decode("utf-8", "replace")
 
     def ok_data(self) -> bytes:
-        """Return the body. Raise ValueError, which quotes its beginning, for a status other than 200."""
+        """Return the body. Raise ValueError, which quotes its beginning, for a status other than
+        200.
+        """
         if self.status != 200:
             raise ValueError(f"HTTP status {self.status}: {self.data[:200]!r}")
         return self.data
@@ -61,8 +64,8 @@ class TooLongError(ValueError):
 
 
 class JsonClient:
-    """Posts JSON to one address. Connections belong to an event loop: `close` in it before a request from
-    another one.
+    """Posts JSON to one address. Connections belong to an event loop: `close` in it before a
+    request from another one.
     """
 
     def __init__(self, url: str, keepalive_s: float | None = None) -> None:

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_NESTING = 200
-# Arguments and values of tests are integers of more digits than Python reads and writes by default; of this
-# number it takes milliseconds.
+# Arguments and values of tests are integers of more digits than Python reads and writes by default;
+# of this number it takes milliseconds.
 MAX_DIGITS = 20_000
 if 0 < sys.get_int_max_str_digits() < MAX_DIGITS:
     sys.set_int_max_str_digits(MAX_DIGITS)
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING` levels or
-    `MAX_DIGITS` digits.
+    """Parse JSON written by a program. Raise ValueError for other text, more than `MAX_NESTING`
+    levels or `MAX_DIGITS` digits.
     """
     try:
         value = json.loads(text)

@@ -1,11 +1,12 @@
-"""What Python allows in a process's main thread only, for code of users that runs in other threads: alarms
-and event loops.
+"""What Python allows in a process's main thread only, for code of users that runs in other threads:
+alarms and event loops.
 
 Reward functions, environments, tools and teams run in pool threads or on an event loop in a thread.
-`signal.signal` raises there, and libraries that limit their time by `SIGALRM` (math-verify does by default)
-then fail; a caller that handles every error sees a wrong score only. After `support_main_thread_calls` the
-functions of `signal` that belong to an alarm work in every thread, each thread and each asyncio task with an
-alarm of its own, and `asyncio.get_event_loop` gives each pool thread a loop, as it gives the main thread one.
+`signal.signal` raises there, and libraries that limit their time by `SIGALRM` (math-verify does by
+default) then fail; a caller that handles every error sees a wrong score only. After
+`support_main_thread_calls` the functions of `signal` that belong to an alarm work in every thread,
+each thread and each asyncio task with an alarm of its own, and `asyncio.get_event_loop` gives each
+pool thread a loop, as it gives the main thread one.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class _ThreadAlarms:
     plain_alarm: Callable[[int], int] = signal.alarm
 
     def install(self) -> None:
-        """Replace the functions in the module `signal`; calls of the main thread, and of other signals, reach
-        Python's own.
+        """Replace the functions in the module `signal`; calls of the main thread, and of other
+        signals, reach Python's own.
         """
         signal.signal = self.signal  # type: ignore[assignment]
         signal.getsignal = self.getsignal  # type: ignore[assignment]
@@ -129,8 +130,8 @@ class _ThreadAlarms:
             timer.start()
 
     def _ring(self, alarm: _Alarm, owner: _Owner, timer: threading.Timer | None) -> None:
-        """Call the handler in the timer's thread, and raise its exception in the thread that set the
-        alarm.
+        """Call the handler in the timer's thread, and raise its exception in the thread that set
+        the alarm.
         """
         while isinstance(owner, asyncio.Task) and not _runs(owner):
             if owner.done() or alarm.timer is not timer:
@@ -167,8 +168,8 @@ class _LoopPerThread(asyncio.DefaultEventLoopPolicy):
 
 
 def support_main_thread_calls() -> None:
-    """Let alarms, and `asyncio.get_event_loop` under Python's own policy, work in every thread of this
-    process from now on.
+    """Let alarms, and `asyncio.get_event_loop` under Python's own policy, work in every thread of
+    this process from now on.
     """
     if not _supported.is_set():
         _supported.set()
@@ -200,8 +201,8 @@ def _runs(task: asyncio.Task[Any]) -> bool:
 
 
 def _raise_in(thread: threading.Thread, error: BaseException) -> None:
-    """Raise `error` at the next bytecode of a thread; Python takes a class there and makes the exception
-    without arguments.
+    """Raise `error` at the next bytecode of a thread; Python takes a class there and makes the
+    exception without arguments.
     """
     cls = type(error)
 

@@ -60,8 +60,8 @@ class Memory:
         Args:
             observation: what the agent saw in the call.
             action: its action.
-            before: the memory when the call began, if other calls have been remembered since then: they ran
-                at the same time, and their result is a later observation.
+            before: the memory when the call began, if other calls have been remembered since then:
+                they ran at the same time, and their result is a later observation.
         """
         if not self.keeps_result:
             self.store(observation, action)
@@ -76,8 +76,8 @@ class Memory:
         self._calls += 1
 
     def at(self, observation: str) -> Memory:
-        """Return the memory as a prompt shows it whose agent sees `observation`: with `keeps_result`, the
-        result of its last calls.
+        """Return the memory as a prompt shows it whose agent sees `observation`: with
+        `keeps_result`, the result of its last calls.
         """
         if not self._waiting:
             return self
@@ -97,8 +97,8 @@ class Memory:
         return len(self.recent())
 
     def text(self, drop: int = 0) -> str:
-        """Return the recent turns for a prompt's `{memory}`, without the `drop` parts that a prompt needs
-        least.
+        """Return the recent turns for a prompt's `{memory}`, without the `drop` parts that a prompt
+        needs least.
         """
         return "\n".join(self.render(t) for t in self.recent(drop)) or self.empty
 
@@ -119,8 +119,8 @@ class SimpleMemory(Memory):
 
 
 class SearchMemory(Memory):
-    """Query and result of every search: the action is the query, the observation its result. A repeated
-    search is shown once, the last.
+    """Query and result of every search: the action is the query, the observation its result. A
+    repeated search is shown once, the last.
     """
 
     keeps_result = True
@@ -139,21 +139,21 @@ class SearchMemory(Memory):
 class SummaryMemory(SimpleMemory):
     """Memory of one agent: a summary that the agent writes, and its calls since then.
 
-    When `history_length` calls (at least one) are not in the summary, the agent writes a new one at the
-    beginning of its next call. Each is a generation with a prompt, a seed and a call number of its own; the
-    environment and the other agents do not see it.
+    When `history_length` calls (at least one) are not in the summary, the agent writes a new one at
+    the beginning of its next call. Each is a generation with a prompt, a seed and a call number of
+    its own; the environment and the other agents do not see it.
 
     Attributes:
-        prompt: user message that asks for a summary, a template like that of the agent, with the same
-            variables but `{team_context}`.
-        trained: the summaries of a trained agent are rows of its batches, with the rewards of the call that
-            follows.
+        prompt: user message that asks for a summary, a template like that of the agent, with the
+            same variables but `{team_context}`.
+        trained: the summaries of a trained agent are rows of its batches, with the rewards of the
+            call that follows.
         summary: the last summary.
     """
 
     prompt: ClassVar[str] = (
-        "{env_prompt}\n\nYour memory:\n{memory}\n\nWrite a short summary of your memory, which replaces it. "
-        "Keep what you will need later."
+        "{env_prompt}\n\nYour memory:\n{memory}\n\nWrite a short summary of your memory, which "
+        "replaces it. Keep what you will need later."
     )
     trained: ClassVar[bool] = True
 

@@ -31,7 +31,8 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
         where: the config prefix for messages, such as `agent.orchestra.math`.
 
     Raises:
-        AgentSystemError: an unknown option, a missing one without default, or a scalar of the wrong type.
+        AgentSystemError: an unknown option, a missing one without default, or a scalar of the wrong
+            type.
     """
     if not is_dataclass(cls):
         raise AgentSystemError(f"{where}: config_class must be a dataclass, found {cls!r}")
@@ -54,8 +55,8 @@ def build_options(cls: type[T], values: Mapping[str, Any] | None, where: str) ->
 
 
 def _validated(value: Any, kind: Any, name: str) -> Any:
-    """Return `value` as type `kind`; an integer is converted to a declared float. Raise AgentSystemError for
-    any other type.
+    """Return `value` as type `kind`; an integer is converted to a declared float. Raise
+    AgentSystemError for any other type.
     """
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
@@ -75,8 +76,8 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
 
 
 def check_floats(options: Any, where: str) -> None:
-    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is finite and 0
-    or more.
+    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is
+    finite and 0 or more.
     """
     for field in fields(options):
         value = getattr(options, field.name)

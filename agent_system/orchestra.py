@@ -1,5 +1,5 @@
-"""An orchestra is the workflow inside one turn: which agents are called, in which order, under which
-conditions.
+"""An orchestra is the workflow inside one turn: which agents are called, in which order, under
+which conditions.
 
     class MathOrchestra(BaseOrchestra):
         agents = ("Solver Agent", "Verifier Agent")
@@ -34,24 +34,25 @@ class EpisodeTurns(Protocol):
         ...
 
     async def step(self, action: Any) -> Outcome:
-        """End the turn with the team's action and return the environment's outcome; an empty one if a call
-        has ended the episode.
+        """End the turn with the team's action and return the environment's outcome; an empty one if
+        a call has ended the episode.
         """
         ...
 
 
 class BaseOrchestra(ABC):
-    """A workflow that a user subclasses. One object serves all episodes, so per-episode state lives in `run`.
+    """A workflow that a user subclasses. One object serves all episodes, so per-episode state lives
+    in `run`.
 
     Attributes:
         agents: names of the agents that may be called; options may change it per object.
         config_class: dataclass of the options under `agent.orchestra.<type>`.
         memory_class: memory of the team across turns; options may change it per object.
         uses_sandbox: its agents write programs that the environment runs in
-            `agent_system.sandbox.shared_sandbox()`; a run without a working sandbox then does not start.
-            Options may change it per object.
-        uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the length of
-            these.
+            `agent_system.sandbox.shared_sandbox()`; a run without a working sandbox then does not
+            start. Options may change it per object.
+        uses_prompts: its calls have the prompts of the agents' classes; tasks are filtered by the
+            length of these.
         config: the options of this run.
     """
 
@@ -72,7 +73,8 @@ class BaseOrchestra(ABC):
     def check(  # noqa: B027 - nothing to refuse
         self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
     ) -> None:
-        """Reject a team or an environment that this workflow does not support, before a model loads.
+        """Reject a team or an environment that this workflow does not support, before a model
+        loads.
 
         Args:
             agents: the team.
@@ -90,8 +92,8 @@ class BaseOrchestra(ABC):
         """Reject, or warn of, names of agents and their temperatures in training and in validation."""
 
     async def play_episode(self, episode: EpisodeTurns) -> None:
-        """Play a whole episode: `run` for every turn. A program that spans the turns of an episode overrides
-        it.
+        """Play a whole episode: `run` for every turn. A program that spans the turns of an episode
+        overrides it.
         """
         while (turn := episode.turn) is not None:
             action = None
@@ -103,8 +105,8 @@ class BaseOrchestra(ABC):
             await episode.step(action)
 
     async def release(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what episodes share in this event loop; called after the last of the episodes that are
-        played together.
+        """Release what episodes share in this event loop; called after the last of the episodes
+        that are played together.
         """
 
     @abstractmethod

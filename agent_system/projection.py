@@ -1,7 +1,7 @@
 r"""Parsing of a reply's text into an action.
 
-A projection is a function text -> `Projection`. All of them ignore `<think>...</think>`, match tags in any
-case, take the last well-formed match, and return `valid=False` instead of guessing.
+A projection is a function text -> `Projection`. All of them ignore `<think>...</think>`, match tags
+in any case, take the last well-formed match, and return `valid=False` instead of guessing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
 def strip_thinking(text: str) -> str:
-    """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone `</think>`
-    all text before it.
+    """Return `text` without its thinking; an unclosed `<think>` removes all text after it, a lone
+    `</think>` all text before it.
     """
     return _visible(text).strip()
 
@@ -63,8 +63,8 @@ def _visible(text: str) -> str:
 
 
 def without_thinking(text: str) -> str:
-    """Return `text` without its thinking and the line ends after it, else as it is: code may begin with an
-    indentation.
+    """Return `text` without its thinking and the line ends after it, else as it is: code may begin
+    with an indentation.
     """
     visible = _visible(text)
     return visible if visible == text else visible.lstrip("\n")
@@ -205,8 +205,8 @@ class _Fence(NamedTuple):
 def fenced_blocks(text: str) -> list[FencedBlock]:
     """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
 
-    Beyond that, fences may be indented by any width, as in lists, and the fence of another language ends an
-    open block.
+    Beyond that, fences may be indented by any width, as in lists, and the fence of another language
+    ends an open block.
     """
     blocks: list[FencedBlock] = []
     opened: _Fence | None = None
@@ -304,8 +304,8 @@ def verdict(
 ) -> Projector:
     """Return a projection to `approve` or `reject` from the last `<name>...</name>`.
 
-    `fields` holds `approved` (bool) and `parsed` (bool). A reply without a clear verdict is invalid and
-    counts as `fallback`.
+    `fields` holds `approved` (bool) and `parsed` (bool). A reply without a clear verdict is invalid
+    and counts as `fallback`.
 
     Raises:
         AgentSystemError: `fallback` is neither `approve` nor `reject`.

@@ -36,8 +36,8 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: Any, name: str, where: str) -> float:
-    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is a finite
-    number.
+    """Return a reward as a float. Raise AgentSystemError, naming `where` it came from, unless it is
+    a finite number.
     """
     number = float(value) if isinstance(value, Real) or hasattr(value, "__float__") else math.nan
     if not math.isfinite(number):
@@ -50,7 +50,8 @@ class Sample:
     """One reply of one agent: a trainable row.
 
     Attributes:
-        agent_id, policy_id, wg_id: the agent, the policy that the sample trains, and its worker group.
+        agent_id, policy_id, wg_id: the agent, the policy that the sample trains, and its worker
+            group.
         turn: environment step, from 1.
         call: call inside the turn, from 0.
         candidate: index among the replies sampled for this call, from 0.
@@ -59,50 +60,53 @@ class Sample:
         generation: the sampled tokens with their log-probs.
         text: the reply as text, special tokens left out.
         action, valid, fields: result of the projection.
-        dropped_context: entries of the team context or memory left out, or cut, so that the prompt fits.
+        dropped_context: entries of the team context or memory left out, or cut, so that the prompt
+            fits.
         pad_token_id: padding token of the row in a batch.
         seed: seed of the request.
-        max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter one.
-        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of this agent's
-            observation; for a later round of a `ToolAgent` with the tool calls and results before it, for a
-            summary with that word.
-        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment has no
-            `act`, and for a candidate that was not committed.
+        max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter
+            one.
+        anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of
+            this agent's observation; for a later round of a `ToolAgent` with the tool calls and
+            results before it, for a summary with that word.
+        act_reward: `Outcome.team` of the `act` that followed this call; None when the environment
+            has no `act`, and for a candidate that was not committed.
         local_reward: reward that the environment gave to this call alone; 0 where it gave none.
         local_given: the environment gave a local reward, possibly 0.
-        team_reward: the team reward credited to this call, by `reward.team_scope` or `reward.propagation`.
-        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next one, plus
-            `local_reward`, less both penalties.
+        team_reward: the team reward credited to this call, by `reward.team_scope` or
+            `reward.propagation`.
+        step_reward: `alpha` * the team rewards that arrived between this call and the agent's next
+            one, plus `local_reward`, less both penalties.
         mixed_reward: `alpha * team_reward + local_reward`, before shaping.
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
-        prior_replies: the `order` of the next reply when this call's prompt was built: it may have read
-            replies of a lower one.
-        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a call share
-            it.
+        prior_replies: the `order` of the next reply when this call's prompt was built: it may have
+            read replies of a lower one.
+        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a
+            call share it.
         committed: the episode continued with this reply. False for the other candidates of a tree.
-        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of the
-            environment, else None.
-        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this candidate's own
-            fork; 0 otherwise.
-        episode_local: tree sampling: local reward of the committed reply in the episode as played, where
-            `score` gives none.
-        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax); neither
-            committed nor trained.
+        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of
+            the environment, else None.
+        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this
+            candidate's own fork; 0 otherwise.
+        episode_local: tree sampling: local reward of the committed reply in the episode as played,
+            where `score` gives none.
+        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax);
+            neither committed nor trained.
         trained: it is a row of a training batch; False for agents that are frozen or behind an API.
         reward_terms: named terms that reward functions reported for this call.
-        token_rewards: the part of `local_reward` that belongs to single tokens, one number per token; empty
-            if there is none.
+        token_rewards: the part of `local_reward` that belongs to single tokens, one number per
+            token; empty if there is none.
         tools: tool calls of the reply of a `ToolAgent`, else None.
         messages: chat messages of the prompt, for reward models; not in trajectory files.
-        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the number of
-            the last one in the turn, which `act` followed; else None.
+        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the
+            number of the last one in the turn, which `act` followed; else None.
         summary: it is a summary that the agent wrote for its memory.
-        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without rewards of
-            their own; empty for one.
-        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages between them;
-            empty: all are sampled.
+        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without
+            rewards of their own; empty for one.
+        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
+            between them; empty: all are sampled.
         masked: its tokens were sampled under a mask (`SamplingParams.structure`).
     """
 
@@ -153,15 +157,15 @@ class Sample:
 
     @property
     def generations(self) -> tuple[Sample, ...]:
-        """The generations of the sample, each with its own prompt and reply; the sample itself if it
-        has one.
+        """The generations of the sample, each with its own prompt and reply; the sample itself if
+        it has one.
         """
         return self.rounds or (self,)
 
     @property
     def whole_call(self) -> tuple[int, int]:
-        """Turn and number of the call that the generation belongs to; the number is that of its last
-        generation.
+        """Turn and number of the call that the generation belongs to; the number is that of its
+        last generation.
         """
         return self.turn, self.call if self.final_call is None else self.final_call
 
@@ -260,9 +264,10 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
         left_out: number of candidates of a tree that could not be sampled or scored.
-        answer: the action that the orchestra passed to the environment at the end of the last turn, as text;
-            empty if `act` ended it.
-        task: the task with its ground truth and extra data, for reward functions; not in trajectory files.
+        answer: the action that the orchestra passed to the environment at the end of the last turn,
+            as text; empty if `act` ended it.
+        task: the task with its ground truth and extra data, for reward functions; not in trajectory
+            files.
         reward_terms: named terms that a reward function reported for the episode.
         unheard: replies to a program that no client got (`agent_system.gateway`), and rounds of a
             `ToolAgent`'s call that failed; they are neither rewarded nor trained.
@@ -296,8 +301,8 @@ class EpisodeRecord:
         return any(s.fork_reward is not None for s in self.samples)
 
     def term(self, sample: Sample, name: str) -> float | None:
-        """Return a named term of a reward: that of the sample, of its final call, or of the episode; None if
-        none of these has it.
+        """Return a named term of a reward: that of the sample, of its final call, or of the
+        episode; None if none of these has it.
         """
         final = [
             s.reward_terms for s in self.committed if (s.turn, s.call) == (sample.turn, sample.final_call)
@@ -331,8 +336,8 @@ class EpisodeRecord:
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens generated by engines of the run, candidates that were not committed and unheard replies
-        included.
+        """Tokens generated by engines of the run, candidates that were not committed and unheard
+        replies included.
         """
         return sum(len(g.generation.token_ids) for s in (*self.samples, *self.unheard) for g in s.generations)
 

@@ -1,8 +1,9 @@
-"""Registries of agents, orchestras and environments, which users extend without an edit in this repository.
+"""Registries of agents, orchestras and environments, which users extend without an edit in this
+repository.
 
-A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its name is first
-looked up. A user's own package registers itself when it is imported: list it in `agent.plugins`, or declare
-the entry point group `verl_mas.plugins`.
+A built-in workflow named `math` is the package `agent_system.workflows.math`, imported when its
+name is first looked up. A user's own package registers itself when it is imported: list it in
+`agent.plugins`, or declare the entry point group `verl_mas.plugins`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ C = TypeVar("C", bound=type)
 
 
 class ClassRegistry(Generic[T]):
-    """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier Agent", and
-    to an environment.
+    """Classes by name, optionally scoped to an orchestra, so that two can each have a "Verifier
+    Agent", and to an environment.
     """
 
     def __init__(self, kind: str, base: type[T], *, in_workflows: bool = True) -> None:
-        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may register
-        its own, called as itself.
+        """Make an empty registry of subclasses of `base`; `in_workflows`: a built-in workflow may
+        register its own, called as itself.
         """
         self.kind = kind
         self.base = base
@@ -52,7 +53,8 @@ class ClassRegistry(Generic[T]):
         Args:
             name: the name used in configs; `ANY` matches every name without a class in this scope.
             orchestra: scope; the name is then found only by lookups for that orchestra.
-            env: scope; the name is then found only by lookups for that environment, which prefer it.
+            env: scope; the name is then found only by lookups for that environment, which prefer
+                it.
 
         Raises:
             AgentSystemError: the name is taken in this scope, or the class does not derive from the
@@ -69,8 +71,8 @@ class ClassRegistry(Generic[T]):
                 scope = _scope(orchestra, env)
                 raise AgentSystemError(
                     f"{self.kind} {name!r}{scope} is already registered by "
-                    f"{registered_class.__module__}.{registered_class.__qualname__}; choose another "
-                    f"name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
+                    f"{registered_class.__module__}.{registered_class.__qualname__}; choose "
+                    f"another name{'' if orchestra else ' or scope it: register(name, orchestra=...)'}"
                 )
             self._entries[(orchestra, env, name)] = cls
             return cast(C, cls)
@@ -78,12 +80,12 @@ class ClassRegistry(Generic[T]):
         return decorate
 
     def get(self, name: str, *, orchestra: str | None = None, env: str | None = None) -> type[T]:
-        """Return the class of `name`: scoped to `orchestra` and `env`, else to `orchestra`, else unscoped,
-        else `ANY` of the orchestra.
+        """Return the class of `name`: scoped to `orchestra` and `env`, else to `orchestra`, else
+        unscoped, else `ANY` of the orchestra.
 
         Raises:
-            AgentSystemError: the name is not registered; the message lists the registered names and the
-                nearest one.
+            AgentSystemError: the name is not registered; the message lists the registered names and
+                the nearest one.
         """
         if self._in_workflows:
             import_workflow(orchestra or name)
@@ -107,8 +109,8 @@ class ClassRegistry(Generic[T]):
         )
         raise AgentSystemError(
             f"no {self.kind} named {name!r}{_scope(orchestra, env, 'for')}{hint}; "
-            f"known: {', '.join(known_names) or 'none'}. A module of your own must be imported first: "
-            "agent.plugins=[your.module]"
+            f"known: {', '.join(known_names) or 'none'}. A module of your own must be imported "
+            "first: agent.plugins=[your.module]"
         )
 
     def names(self, *, orchestra: str | None = None, env: str | None = None) -> list[str]:
@@ -153,8 +155,8 @@ def import_workflow(name: str) -> bool:
 
 
 def load_plugins(modules: Iterable[str] = ()) -> list[str]:
-    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the names of
-    all these modules.
+    """Import `modules` and every installed entry point of the group `verl_mas.plugins`; return the
+    names of all these modules.
 
     Raises:
         AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
@@ -170,8 +172,8 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
                     f"agent.plugins: {module!r} imports what is not installed: {error}"
                 ) from error
             raise AgentSystemError(
-                f"agent.plugins names the module {module!r}, which Python cannot find; install the package "
-                "or add its folder to PYTHONPATH"
+                f"agent.plugins names the module {module!r}, which Python cannot find; install the "
+                "package or add its folder to PYTHONPATH"
             ) from error
         loaded.append(module)
     for entry in entry_points(group=PLUGIN_GROUP):

@@ -57,5 +57,7 @@ class EpisodeResources:
 
 
 def of_episode() -> EpisodeResources | None:
-    """Return the resources of the episode that the running task belongs to; None outside of episodes."""
+    """Return the resources of the episode that the running task belongs to; None outside of
+    episodes.
+    """
     return _current.get(None)

@@ -3,9 +3,9 @@
     python -m agent_system.serve CHECKPOINT "What is 3 + 4?"
     python -m agent_system.serve CHECKPOINT --openai
 
-Without QUESTION, questions are read from standard input or prompted for. With --openai, clients of OpenAI's
-chat completions and responses get each agent as a model of its name, and the whole team as a model that has
-the name of the orchestra. See `agent_system.launch.serving`.
+Without QUESTION, questions are read from standard input or prompted for. With --openai, clients of
+OpenAI's chat completions and responses get each agent as a model of its name, and the whole team as
+a model that has the name of the orchestra. See `agent_system.launch.serving`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from verl.trainer.config.command import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with 1 if the
-    last episode failed.
+    """Run the command line; exit with 1 and a one-line error if the team cannot be loaded, and with
+    1 if the last episode failed.
     """
     options = _parsed(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

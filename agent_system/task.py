@@ -13,10 +13,10 @@ def task_from_row(row: Mapping[str, Any], prompt_key: str = "prompt") -> Task:
     """Return the task of one row.
 
     Args:
-        row: `data_source`, `prompt` (chat messages or text), `reward_model.ground_truth` (optional here),
-            `extra_info`; `task_id` if the dataset gave one.
-        prompt_key: column with the messages. `Task.prompt` is made of the user messages: agents have their
-            own system prompts.
+        row: `data_source`, `prompt` (chat messages or text), `reward_model.ground_truth` (optional
+            here), `extra_info`; `task_id` if the dataset gave one.
+        prompt_key: column with the messages. `Task.prompt` is made of the user messages: agents
+            have their own system prompts.
 
     Raises:
         AgentSystemError: no user message.

@@ -15,16 +15,16 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, Sa
 __all__ = ["CHAT_TEMPLATE", "Script", "ScriptedEngine", "check_env", "make_tokenizer", "scripted_team"]
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% "
-    "endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 Script = Callable[[str, GenerateRequest], str] | Sequence[str]
 
 
 class ScriptedEngine:
-    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a list, one per
-    request.
+    """A `RolloutClient` whose replies come from a function of (prompt text, request), or from a
+    list, one per request.
 
     Attributes:
         requests: all requests so far.
@@ -100,8 +100,8 @@ def scripted_team(
     delay: Callable[[GenerateRequest], Awaitable[None]] | None = None,
     **settings: Any,
 ) -> Collector:
-    """Return a collector for a registered workflow whose agents reply from scripts; its `collect` plays
-    tasks.
+    """Return a collector for a registered workflow whose agents reply from scripts; its `collect`
+    plays tasks.
 
     Args:
         workflow: name of the orchestra.
@@ -139,8 +139,8 @@ def scripted_team(
 
 
 def make_tokenizer(corpus: Iterable[str] = (), vocab_size: int = 512) -> Any:
-    """Return a byte-level BPE tokenizer with a ChatML template, trained on `corpus` (bytes only when it is
-    empty).
+    """Return a byte-level BPE tokenizer with a ChatML template, trained on `corpus` (bytes only
+    when it is empty).
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

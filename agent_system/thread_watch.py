@@ -1,5 +1,5 @@
-"""Functions of users that handle an error of the kind "works in the main thread only": their first calls are
-traced.
+"""Functions of users that handle an error of the kind "works in the main thread only": their first
+calls are traced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NEEDS_MAIN_THREAD = re.compile(r"main[ _]thread|no current event loop in thread
 
 
 class ThreadWatch:
-    """Warns, once a function, of errors of the kind "works in the main thread only" that a function handles
-    itself.
+    """Warns, once a function, of errors of the kind "works in the main thread only" that a function
+    handles itself.
 
-    The function goes on then, perhaps with a wrong result. Its first calls are traced; one that raises needs
-    no warning.
+    The function goes on then, perhaps with a wrong result. Its first calls are traced; one that
+    raises needs no warning.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,9 @@ class ThreadWatch:
         return result
 
     async def result(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the result of what an `async def` has returned; other tasks of the loop are not watched."""
+        """Return the result of what an `async def` has returned; other tasks of the loop are not
+        watched.
+        """
         if not inspect.iscoroutine(awaitable) or not self._begins(awaitable):
             return await awaitable
         errors: list[BaseException] = []
@@ -72,9 +74,9 @@ class ThreadWatch:
         with self._lock:
             self._calls[name] = WATCHED_CALLS
         logger.warning(
-            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only a "
-            "process's main thread can do this; if its results depend on it, let it do this in a process "
-            "of its own",
+            "%s handled an error of its thread, %s: %s. It runs in a thread of the run, where only "
+            "a process's main thread can do this; if its results depend on it, let it do this in a "
+            "process of its own",
             name, type(errors[0]).__name__, " ".join(str(errors[0]).split())[:300],
         )  # fmt: skip
 

@@ -47,11 +47,11 @@ class _Call(Future[Any]):
 class DaemonExecutor(Executor):
     """A thread pool of daemon threads, started on demand.
 
-    The pool of the standard library joins its threads when Python exits, so one environment that hangs would
-    hang the run. If the system allows fewer threads than `max_workers`, jobs wait for the existing ones. A
-    call that is cancelled while it runs has its thread replaced: environments that hang would otherwise take
-    all threads of a long run. Alarms work in the threads, and everywhere else in the process
-    (`support_main_thread_calls`).
+    The pool of the standard library joins its threads when Python exits, so one environment that
+    hangs would hang the run. If the system allows fewer threads than `max_workers`, jobs wait for
+    the existing ones. A call that is cancelled while it runs has its thread replaced: environments
+    that hang would otherwise take all threads of a long run. Alarms work in the threads, and
+    everywhere else in the process (`support_main_thread_calls`).
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -90,8 +90,8 @@ class DaemonExecutor(Executor):
             self._start_thread()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """End the threads after the queued jobs. `wait` is ignored, because a hung environment would block
-        for ever.
+        """End the threads after the queued jobs. `wait` is ignored, because a hung environment
+        would block for ever.
         """
         self._jobs.put(None)
 
@@ -126,7 +126,9 @@ async def watched(awaitable: Awaitable[Any]) -> Any:
 
 
 def run_plain(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Return `function(...)`. Raise RuntimeError for StopIteration, of which no waiter of a future hears."""
+    """Return `function(...)`. Raise RuntimeError for StopIteration, of which no waiter of a future
+    hears.
+    """
     try:
         return _watch().call(partial(function, *args, **named), function)
     except StopIteration as error:

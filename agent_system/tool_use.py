@@ -16,8 +16,8 @@ class ToolUse:
         errors: calls whose tool raised an exception.
         timeouts: calls that exceeded `tool_timeout_s`.
         restarted: the prompt was rendered anew instead of continuing the tokens of the last round.
-        cut: the conversation ended with this reply although it calls tools, because of `max_rounds` or the
-            longest prompt.
+        cut: the conversation ended with this reply although it calls tools, because of `max_rounds`
+            or the longest prompt.
     """
 
     round: int = 0

@@ -13,15 +13,15 @@ from agent_system.projection import Projection
 
 
 class TurnOver(Exception):
-    """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no further call is
-    possible.
+    """The environment ended the episode inside this turn (`Outcome.done` of `env.act`), so no
+    further call is possible.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies whose
-    `step` is in `sees`, None: all and the notes; the call's own reply has `step`.
+    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies
+    whose `step` is in `sees`, None: all and the notes; the call's own reply has `step`.
     """
 
     variables: Mapping[str, Any]
@@ -32,20 +32,20 @@ class CallContext:
 class Turn:
     """One environment step from the team's side.
 
-    Calls may run concurrently (`asyncio.gather` of several `turn.act`); their prompts then do not contain
-    each other's replies, and they are numbered in the order in which they were started. In concurrent
-    branches of several calls each, later calls are numbered and seeded in the order in which they are made.
-    With `rollout.sampling=tree` all branches continue together, so this order never changes; in parallel
-    sampling it depends on the order of the replies, and a run is reproduced exactly only where that order is
-    the same.
+    Calls may run concurrently (`asyncio.gather` of several `turn.act`); their prompts then do not
+    contain each other's replies, and they are numbered in the order in which they were started. In
+    concurrent branches of several calls each, later calls are numbered and seeded in the order in
+    which they are made. With `rollout.sampling=tree` all branches continue together, so this order
+    never changes; in parallel sampling it depends on the order of the replies, and a run is
+    reproduced exactly only where that order is the same.
 
     Attributes:
         observation: observation at the start of the turn.
         step: number of the turn, from 1.
         entries: replies and notes of this turn so far, in call order.
         memory: memory of earlier turns.
-        info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into the
-            episode's info.
+        info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into
+            the episode's info.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
         callers: agents of the calls so far, by the calls' numbers.
     """
@@ -81,8 +81,8 @@ class Turn:
 
         Args:
             agent_id: one of the orchestra's agents.
-            variables: variables of its prompt template beyond `env_prompt`, `team_context`, `memory` and
-                `step`.
+            variables: variables of its prompt template beyond `env_prompt`, `team_context`,
+                `memory` and `step`.
 
         Raises:
             TurnOver: the environment has already ended the episode.
@@ -90,7 +90,9 @@ class Turn:
         return await self.call(agent_id, CallContext(variables))
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
-        """Call an agent like `act`, as a step of a workflow whose calls do not all read all replies."""
+        """Call an agent like `act`, as a step of a workflow whose calls do not all read all
+        replies.
+        """
         self.refuse_done(agent_id)
         return await self._sampler(self, agent_id, context)
 
@@ -106,16 +108,16 @@ class Turn:
         self.record(self.reserve(), Entry(speaker, text))
 
     def number(self, role: str) -> int:
-        """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name for the
-        environment.
+        """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name
+        for the environment.
         """
         number = max(self.callers, default=-1) + 1
         self.callers[number] = role
         return number
 
     def reserve(self, step: str = "") -> int:
-        """Reserve a place in the team context for a call that starts now, so that the order does not depend
-        on the order of replies.
+        """Reserve a place in the team context for a call that starts now, so that the order does
+        not depend on the order of replies.
         """
         self._entries.append(None)
         self._steps.append(step)
@@ -126,5 +128,6 @@ class Turn:
         self._entries[place] = entry
 
 
-# How the reply to a call is sampled: one sample, or a choice among several tried on forks of the environment.
+# How the reply to a call is sampled: one sample, or a choice among several tried on forks of the
+# environment.
 Sampler = Callable[[Turn, str, CallContext], Awaitable[Projection]]

@@ -1,9 +1,11 @@
-"""Environments in worker processes: sticky for each episode, forked there, many episodes in each worker.
+"""Environments in worker processes: sticky for each episode, forked there, many episodes in each
+worker.
 
-`RemoteEnv` in the driver sends the calls of one environment to `EnvHost` in a worker, which answers them with
-the same `EnvCaller` that plays in the driver without workers. A worker is a process of this machine
-(`ProcessWorker`) or a Ray actor (`RayWorker`). This package imports no torch: a worker is as small as its
-environment. Names are imported on demand: with `env.workers.num=0` a run has no workers.
+`RemoteEnv` in the driver sends the calls of one environment to `EnvHost` in a worker, which answers
+them with the same `EnvCaller` that plays in the driver without workers. A worker is a process of
+this machine (`ProcessWorker`) or a Ray actor (`RayWorker`). This package imports no torch: a worker
+is as small as its environment. Names are imported on demand: with `env.workers.num=0` a run has no
+workers.
 """
 
 from importlib import import_module

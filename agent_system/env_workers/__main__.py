@@ -1,5 +1,5 @@
-"""The process behind `ProcessWorker`: answers the requests that arrive on the socket whose descriptor is its
-argument.
+"""The process behind `ProcessWorker`: answers the requests that arrive on the socket whose
+descriptor is its argument.
 """
 
 from __future__ import annotations

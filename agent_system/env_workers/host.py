@@ -1,5 +1,5 @@
-"""The worker's side: environments by number, each called through the `EnvCaller` that plays in the driver
-without workers.
+"""The worker's side: environments by number, each called through the `EnvCaller` that plays in the
+driver without workers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 MEMORY_CHECK_S = 0.2
 # A worker above its limit whose event loop does not answer in this time ends itself.
 LEAVE_S = 5.0
-# Python's 5 ms cost steps that compute a third of their time on a machine whose cores are all busy: every
-# waiting thread wakes at each interval, and the one that gets the lock of the interpreter waits for a core.
+# Python's 5 ms cost steps that compute a third of their time on a machine whose cores are all busy:
+# every waiting thread wakes at each interval, and the one that gets the lock of the interpreter
+# waits for a core.
 SWITCH_INTERVAL_S = 0.05
 
 
@@ -53,7 +54,9 @@ class EnvHost:
         self._running: dict[int, asyncio.Task[Any]] = {}
 
     async def answer(self, number: int, payload: bytes) -> bytes:
-        """Run a pickled `WorkerRequest` and return its pickled result, or a pickled `WorkerFailure`."""
+        """Run a pickled `WorkerRequest` and return its pickled result, or a pickled
+        `WorkerFailure`.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._running[number] = task
@@ -101,8 +104,8 @@ class EnvHost:
     async def outgrown(self, handle: int) -> str:
         """Wait until this process is above its memory limit, and return what was found.
 
-        Without a limit the request stays open as well: the driver learns from it that an idle worker has
-        died.
+        Without a limit the request stays open as well: the driver learns from it that an idle
+        worker has died.
         """
         loop = asyncio.get_running_loop()
         over_limit = asyncio.Event()
@@ -132,8 +135,8 @@ def node_memory() -> int:
 
 
 def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, over_limit: asyncio.Event) -> None:
-    """Wait in a thread until the resident memory is above `limit` bytes; report it, and end the process if it
-    still lives later.
+    """Wait in a thread until the resident memory is above `limit` bytes; report it, and end the
+    process if it still lives later.
     """
     page = os.sysconf("SC_PAGE_SIZE")
     while (size := int(Path("/proc/self/statm").read_text().split()[1]) * page) <= limit:
@@ -145,8 +148,8 @@ def _watch(limit: int, sizes: list[int], loop: asyncio.AbstractEventLoop, over_l
 
 
 def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
-    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a failure
-    without a host.
+    """Return the host of a pickled `EnvSource` and the answer to the driver: a pickled None, or a
+    failure without a host.
 
     Threads of this process switch every `SWITCH_INTERVAL_S` from then on.
     """

@@ -1,5 +1,5 @@
-"""What driver and worker send each other, as pickles between processes of one run; no text of a model is ever
-unpickled.
+"""What driver and worker send each other, as pickles between processes of one run; no text of a
+model is ever unpickled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EnvSource:
         plugins: modules to import first (`agent.plugins`).
         sandbox: settings of the worker's sandbox, started if the environment uses one.
         threads: maximum number of threads for blocking methods in one worker.
-        memory_bytes: resident memory above which a worker is replaced; 0: no limit; None: half of its node's
-            memory / `workers`, at least 2 GiB.
+        memory_bytes: resident memory above which a worker is replaced; 0: no limit; None: half of
+            its node's memory / `workers`, at least 2 GiB.
         workers: number of workers.
     """
 
@@ -76,8 +76,8 @@ class WorkerFailure:
         return cls(type(error).__name__, str(error), innermost_line(error))
 
     def exception(self) -> Exception:
-        """Return an exception whose class has the name of the original one; `innermost_line` returns the
-        original line.
+        """Return an exception whose class has the name of the original one; `innermost_line`
+        returns the original line.
         """
         error: Exception = type(self.kind, (RemoteError,), {})(self.message)
         assert isinstance(error, RemoteError)
@@ -105,7 +105,9 @@ class Transport(Protocol):
     started: Future[bytes]
 
     def send(self, number: int, payload: bytes) -> Future[bytes]:
-        """Send request `number`; the future gets the pickled answer, or WorkerGoneError. Returns at once."""
+        """Send request `number`; the future gets the pickled answer, or WorkerGoneError. Returns at
+        once.
+        """
         ...
 
     def kill(self) -> None:
@@ -141,7 +143,9 @@ def pickled(value: Any, what: str) -> bytes:
 
 
 def unpickled(data: bytes, what: str) -> Any:
-    """Return the value of a pickle. Raise AgentSystemError naming `what` it is when that is impossible."""
+    """Return the value of a pickle. Raise AgentSystemError naming `what` it is when that is
+    impossible.
+    """
     try:
         return pickle.loads(data)
     except Exception as error:  # any constructor may run

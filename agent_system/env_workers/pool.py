@@ -88,15 +88,15 @@ class EnvWorker:
             self._transport.kill()
 
     def wait_for_start(self, limit: float) -> None:
-        """Wait until the worker can be used. Raise EnvWorkerError when it cannot, or not within `limit`
-        seconds.
+        """Wait until the worker can be used. Raise EnvWorkerError when it cannot, or not within
+        `limit` seconds.
         """
         started = self._transport.started
         wait([started], limit)
         if not started.done():
             raise EnvWorkerError(
-                f"environment worker {self.number} did not start within {limit:g} s; is its machine "
-                "overloaded?"
+                f"environment worker {self.number} did not start within {limit:g} s; is its "
+                "machine overloaded?"
             )
         self._on_start(started)  # the callback may run later
         if self.dead is not None:
@@ -130,8 +130,8 @@ def _result(future: Future[bytes]) -> Any:
 
 
 class EnvWorkers:
-    """The workers of a run. An episode's environment stays in the worker that had the fewest when it
-    began.
+    """The workers of a run. An episode's environment stays in the worker that had the fewest when
+    it began.
     """
 
     def __init__(self, env: type[BaseEnv], num: int, start: Callable[[], Transport]) -> None:
@@ -161,8 +161,8 @@ class EnvWorkers:
         return next(self._handles)
 
     def least_loaded(self) -> EnvWorker:
-        """Return the worker with the fewest environments; a dead one has none, and is replaced if it
-        is that.
+        """Return the worker with the fewest environments; a dead one has none, and is replaced if
+        it is that.
         """
         worker = min(self._workers, key=lambda w: (0, True) if w.dead is not None else (w.open, False))
         if worker.dead is not None:
@@ -207,8 +207,8 @@ class RemoteEnv:
         return outcome
 
     async def observation(self, method: str, *args: Any) -> Observation:
-        """Call `method`, which returns an `Observation`; `reset` makes the environment in the least loaded
-        worker.
+        """Call `method`, which returns an `Observation`; `reset` makes the environment in the least
+        loaded worker.
         """
         observation: Observation
         if method == "reset":
@@ -226,8 +226,8 @@ class RemoteEnv:
         return copy
 
     async def close(self, limit: float) -> None:
-        """Close the environment; a worker that does not answer is replaced. Nothing to do before `reset` or
-        in a dead worker.
+        """Close the environment; a worker that does not answer is replaced. Nothing to do before
+        `reset` or in a dead worker.
         """
         worker = self._worker
         self._worker = None
@@ -243,8 +243,8 @@ class RemoteEnv:
             if not clock.expired():
                 raise
             worker.retire(
-                f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} with "
-                "blocking=False block?"
+                f"it did not answer within {limit + ANSWER_S:g} s; does a method of {self.name} "
+                "with blocking=False block?"
             )
         except EnvWorkerError as error:
             logger.warning("%s", error)

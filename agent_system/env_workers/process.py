@@ -23,10 +23,11 @@ EXIT_S = 5.0
 
 
 class ProcessWorker:
-    """The driver's end of a worker process. A frame is the request's number in 8 bytes and a pickle.
+    """The driver's end of a worker process. A frame is the request's number in 8 bytes and a
+    pickle.
 
-    Two threads own the socket, so that sending never blocks the event loop, and a worker outlives the loop
-    that started it.
+    Two threads own the socket, so that sending never blocks the event loop, and a worker outlives
+    the loop that started it.
     """
 
     def __init__(self, source: bytes, environment: Mapping[str, str] | None = None) -> None:

@@ -24,8 +24,8 @@ class EnvActor:
     """The actor: one `EnvHost` in the actor's event loop."""
 
     def __init__(self, source: bytes) -> None:
-        """Build the host from a pickled `EnvSource`: Ray may start calls in another order than they were
-        sent, but none before this.
+        """Build the host from a pickled `EnvSource`: Ray may start calls in another order than they
+        were sent, but none before this.
         """
         self._host, self._answer = start_host(source)
 
@@ -67,8 +67,8 @@ class RayWorker:
         return _future(self._actor.answer.remote(number, payload))
 
     def kill(self) -> None:
-        """Kill the actor, in a thread: callbacks of Ray's futures call this, and Ray blocks when it is called
-        from there.
+        """Kill the actor, in a thread: callbacks of Ray's futures call this, and Ray blocks when it
+        is called from there.
         """
         threading.Thread(target=ray.kill, args=(self._actor,), daemon=True).start()
 

@@ -1,5 +1,5 @@
-"""An OpenAI-compatible server for teams that are programs: every request is a call of an agent, and its reply
-a sample.
+"""An OpenAI-compatible server for teams that are programs: every request is a call of an agent, and
+its reply a sample.
 
 agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]'
 
@@ -52,7 +52,8 @@ From the program of an episode over the body of a request to a `Sample` with its
     ../rollout/episode.py   when the program has returned, Episode.record: rewards of the Ledger -> each Sample
         |                   (player.py calls it, and then the reward functions)
         v
-    ../rollout/collector.py Collector, when the episodes of a collection have ended: reward/assign.py ->
+    ../rollout/collector.py Collector, when the episodes of a collection have ended:
+    reward/assign.py ->
                             Sample.reward, batch.py -> the batch
 """
 

@@ -22,8 +22,8 @@ class Access:
     """
 
     def __init__(self, base_url: str, key: str, agents: Sequence[str], structured: bool) -> None:
-        """Set the address, which ends with /v1, and the key; with `structured` requests may ask for a reply
-        of a certain form.
+        """Set the address, which ends with /v1, and the key; with `structured` requests may ask for
+        a reply of a certain form.
         """
         self.base_url = base_url.rstrip("/")
         self.api_key = key
@@ -35,7 +35,9 @@ class Access:
         return f"{self.base_url.removesuffix('/v1')}/agents/{slug(agent_id)}/v1"
 
     def openai(self) -> Any:
-        """Return an `openai.AsyncOpenAI`; a plain function calls `session.clients.openai_in_thread()`."""
+        """Return an `openai.AsyncOpenAI`; a plain function calls
+        `session.clients.openai_in_thread()`.
+        """
         return self.clients.openai()
 
     def chat_model(self, agent_id: str) -> Any:
@@ -48,16 +50,16 @@ class Access:
 
 
 class ServedSession(Access):
-    """The session of a program whose team `python -m agent_system.serve CHECKPOINT --openai` serves:
-    `await team(task, session)`.
+    """The session of a program whose team `python -m agent_system.serve CHECKPOINT --openai`
+    serves: `await team(task, session)`.
 
-    There is no episode and no environment: what the program returns is the answer. `async with` closes its
-    clients.
+    There is no episode and no environment: what the program returns is the answer. `async with`
+    closes its clients.
     """
 
     def __init__(self, base_url: str, key: str = "any", agents: Sequence[str] = ()) -> None:
-        """Set the address that the server prints, such as http://127.0.0.1:8000/v1, and its key, if it has
-        one.
+        """Set the address that the server prints, such as http://127.0.0.1:8000/v1, and its key, if
+        it has one.
 
         Args:
             base_url: the address.
@@ -89,6 +91,6 @@ class ServedSession(Access):
 
 
 _NO_WORLD = (
-    "is for episodes: a served team has no environment; ask the whole team as a model, which plays an episode "
-    "of its own"
+    "is for episodes: a served team has no environment; ask the whole team as a model, which plays "
+    "an episode of its own"
 )

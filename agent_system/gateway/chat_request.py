@@ -1,4 +1,5 @@
-"""Requests to `/v1/chat/completions` and `/v1/completions`: JSON to `ChatRequest`. Bodies are untrusted.
+"""Requests to `/v1/chat/completions` and `/v1/completions`: JSON to `ChatRequest`. Bodies are
+untrusted.
 
 Requests to `/v1/responses` are translated to chat completions before, see `responses.py`.
 """
@@ -23,9 +24,9 @@ from agent_system.gateway.request_fields import (
 MOST_REPLIES = 128
 MOST_STOPS = 16
 _MASKS = (
-    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, which "
-    "samples the reply without a mask, so that the client checks it, or gateway.structured=mask, or describe "
-    "the form in a message"
+    "masks tokens, so that what is sampled is not what is trained; set gateway.structured=free, "
+    "which samples the reply without a mask, so that the client checks it, or "
+    "gateway.structured=mask, or describe the form in a message"
 )
 # Fields of `/v1/completions` that are read as those of a chat.
 _COMPLETION_FIELDS = (COMPLETIONS | {*SAMPLING, *MASKING, *UNSUPPORTED}) - {
@@ -100,7 +101,8 @@ def read_chat_request(
     Args:
         body: of a request to `/v1/chat/completions`.
         structured: what becomes of a form that it asks for, see `Responder.structured`.
-        ignored: fields without effect, where the body was made from another one; None: those of this body.
+        ignored: fields without effect, where the body was made from another one; None: those of
+            this body.
 
     Raises Refusal naming the field that is wrong or not supported.
     """
@@ -188,8 +190,8 @@ def _logprobs(value: Any) -> bool:
     if value is True or (type(value) is int and value in (0, 1)):
         return True
     raise Refusal(
-        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the log-probability of "
-        "the sampled token alone",
+        f"logprobs must be 0 or 1, found {json.dumps(value)[:80]}: the engine reports the "
+        "log-probability of the sampled token alone",
         param="logprobs",
     )
 
@@ -229,8 +231,8 @@ def _schema(body: Mapping[str, Any], structured: str) -> Mapping[str, Any] | Non
 def _offered_tools(
     body: Mapping[str, Any], tools: list[Mapping[str, Any]], structured: str
 ) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it must call
-    one.
+    """Return the tools that `tool_choice` leaves to the reply, and the names of those of which it
+    must call one.
     """
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
@@ -268,8 +270,8 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
         or not all(isinstance(name, str) and name in names for name in chosen_names)
     ):
         raise Refusal(
-            "tool_choice of the type allowed_tools must have the mode auto or required and a list of at "
-            f"least one of the tools ({', '.join(names)[:200] or 'there are none'}), found "
+            "tool_choice of the type allowed_tools must have the mode auto or required and a list "
+            f"of at least one of the tools ({', '.join(names)[:200] or 'there are none'}), found "
             f"{json.dumps(allowed)[:200]}",
             param="tool_choice",
         )
@@ -279,8 +281,8 @@ def _allowed(allowed: Any, names: Sequence[str]) -> tuple[str, list[str]]:
 def _wrong_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Refusal:
     names = ", ".join(tool["function"]["name"] for tool in tools)[:200] or "there are none"
     return Refusal(
-        f"tool_choice must be auto, none, required, allowed_tools, or name one of the tools ({names}), found "
-        f"{json.dumps(choice)[:80]}",
+        "tool_choice must be auto, none, required, allowed_tools, or name one of the tools "
+        f"({names}), found {json.dumps(choice)[:80]}",
         param="tool_choice",
     )
 

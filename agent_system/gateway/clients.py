@@ -1,7 +1,8 @@
-"""Clients of a session for OpenAI's library, LangChain and AutoGen, each imported when a program asks for it.
+"""Clients of a session for OpenAI's library, LangChain and AutoGen, each imported when a program
+asks for it.
 
-Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so the clients have none of their
-own.
+Time limits and repetitions are those of the run (`rollout.call_timeout_s`), so the clients have
+none of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class Clients:
     """The clients of one session, and the connections that they share."""
 
     def __init__(self, base_url: str, key: str, structured: bool) -> None:
-        """Make clients of the address `base_url` with the key of an episode; with `structured` they may ask
-        for a reply of a certain form.
+        """Make clients of the address `base_url` with the key of an episode; with `structured` they
+        may ask for a reply of a certain form.
         """
         self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
         self._arguments: dict[str, Any] = {

@@ -1,9 +1,10 @@
-"""A team that is a command: a process per episode, with the address and the key of the episode in its
-environment.
+"""A team that is a command: a process per episode, with the address and the key of the episode in
+its environment.
 
-It reads the task as JSON from its standard input, and the last line of its standard output is its result as
-JSON: a text is the answer, a number the team's reward, and an object the fields `team`, `local` and `info` of
-an `Outcome`.
+It reads the task as JSON from its standard input, and the last line of its standard output is its
+result as
+JSON: a text is the answer, a number the team's reward, and an object the fields `team`, `local` and
+`info` of an `Outcome`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
 def load_command(command: str | Sequence[str], team: Any) -> Callable[..., Any]:
-    """Return the program that is a command. Raise AgentSystemError if there is a function as well, or no such
-    command.
+    """Return the program that is a command. Raise AgentSystemError if there is a function as well,
+    or no such command.
     """
     if team is not None:
         raise AgentSystemError("agent.team and agent.team_command are both set; the team is one of them")
@@ -100,8 +101,9 @@ def _result(printed: bytes, name: str) -> Any:
         return Outcome(**result)
     except (ValueError, TypeError, RecursionError) as error:
         raise CommandError(
-            f"the last line that the command {name!r} printed is no result ({error}): expected JSON, an "
-            f"answer as text, a reward, or an object with team, local and info, found {line[:SHOWN_CHARS]!r}"
+            f"the last line that the command {name!r} printed is no result ({error}): expected "
+            "JSON, an answer as text, a reward, or an object with team, local and info, found "
+            f"{line[:SHOWN_CHARS]!r}"
         ) from error
 
 

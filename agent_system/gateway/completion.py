@@ -1,7 +1,8 @@
-"""Replies of an agent in the formats of `/v1/chat/completions` and `/v1/completions`, as one object or as
-server-sent events.
+"""Replies of an agent in the formats of `/v1/chat/completions` and `/v1/completions`, as one object
+or as server-sent events.
 
-Events are made from a whole reply: engines answer whole, so a stream tells a client nothing earlier.
+Events are made from a whole reply: engines answer whole, so a stream tells a client nothing
+earlier.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class Completion:
         return {**self._text_head, "choices": choices, "usage": self.usage}
 
     def to_text_events(self, usage: bool) -> Iterator[bytes]:
-        """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come before
-        its end.
+        """Yield the events of a `text_completion` stream; with `usage` the counts of tokens come
+        before its end.
         """
         empty_usage = {"usage": None} if usage else {}
         for index, choice in enumerate(self.choices):
@@ -154,8 +155,8 @@ class Completion:
         return {**self._chat_head("chat.completion"), "choices": choices, "usage": self.usage}
 
     def to_events(self, usage: bool) -> Iterator[bytes]:
-        """Yield the events of a `chat.completion.chunk` stream; with `usage` the counts of tokens come before
-        its end.
+        """Yield the events of a `chat.completion.chunk` stream; with `usage` the counts of tokens
+        come before its end.
         """
         head = self._chat_head("chat.completion.chunk")
         empty_usage = {"usage": None} if usage else {}

@@ -1,5 +1,5 @@
-"""The conversations of one agent in one episode: from a request to its prompt, from sampled replies to the
-answer.
+"""The conversations of one agent in one episode: from a request to its prompt, from sampled replies
+to the answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class AgentConversations:
     def sampling(
         self, request: ChatRequest, defaults: SamplingParams
     ) -> tuple[SamplingParams, tuple[str, ...]]:
-        """Return the parameters of a request, from those of the run, and the client's that do not apply."""
+        """Return the parameters of a request, from those of the run, and the client's that do not
+        apply.
+        """
         values_of_the_run = {
             "chat_template_kwargs": getattr(self._template.binding, "template_kwargs", {}),
             "stop_token_ids": list(defaults.stop_token_ids),
@@ -96,7 +98,8 @@ class AgentConversations:
     def answer(
         self, request: ChatRequest, built: BuiltPrompt, replies: Sequence[tuple[Call, Reply]], name: str
     ) -> Completion:
-        """Return the answer made of sampled replies, and remember them as conversations that may go on.
+        """Return the answer made of sampled replies, and remember them as conversations that may go
+        on.
 
         Args:
             request: the request.
@@ -167,8 +170,8 @@ class AgentConversations:
         self._prefixes.add(built.messages, message, tools, prefix)
 
     def _is_schema_answer(self, request: ChatRequest, text: str) -> bool:
-        """Return whether a reply to a request with tools is an answer in its schema: JSON, where a call
-        begins with a mark.
+        """Return whether a reply to a request with tools is an answer in its schema: JSON, where a
+        call begins with a mark.
         """
         # a model whose calls have no mark writes them as JSON too
         marks_calls = all(syntax.trigger for syntax in self._template.syntaxes)

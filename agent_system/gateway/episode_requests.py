@@ -47,11 +47,12 @@ class EpisodeRequests:
         agents: names of the agents.
         counts: see `COUNTS`.
         responses: see `ResponseStore`.
-        failed: fails with the error of an engine, an agent or the environment, which ends the episode.
-        structured: what becomes of a form that a request asks for: `gateway.structured`, in validation `mask`
-            instead of `refuse`.
-        unanswered: the error of the last request that got one, unless a request that came later has been
-            answered.
+        failed: fails with the error of an engine, an agent or the environment, which ends the
+            episode.
+        structured: what becomes of a form that a request asks for: `gateway.structured`, in
+            validation `mask` instead of `refuse`.
+        unanswered: the error of the last request that got one, unless a request that came later has
+            been answered.
         delivered_any: whether the program has got a reply.
         environment_error: the last error of the environment that `Session.step` raised.
     """
@@ -112,16 +113,16 @@ class EpisodeRequests:
     def start(
         self, agent_id: str, request: ChatRequest, body: bytes, retried: bool, connected: Callable[[], bool]
     ) -> PendingRequest:
-        """Return the request of a body: a new one, or with `retried` the one that the client did not get an
-        answer to.
+        """Return the request of a body: a new one, or with `retried` the one that the client did
+        not get an answer to.
 
         Args and raises as in `Responder.start`.
         """
         if not self._open or self._episode.turn is None or self._episode.turn.done:
             raise Refusal(OVER, code="episode_over")
         same_body = self._requests[blake2b(agent_id.encode() + b"\0" + body, digest_size=16).digest()]
-        # Client libraries mark a request that they send again. A body that is sent twice without the mark is
-        # two requests: programs sample several replies to a prompt in this way.
+        # Client libraries mark a request that they send again. A body that is sent twice without
+        # the mark is two requests: programs sample several replies to a prompt in this way.
         if retried and same_body:
             self.counts["gateway/retried"] += 1
             unanswered = [pending for pending in same_body if not (pending.delivered or pending.connected())]
@@ -153,8 +154,8 @@ class EpisodeRequests:
         sampling, overridden = conversations.sampling(request, defaults)
         if overridden and self._keys.client_sampling == "refuse":
             raise Refusal(
-                f"{', '.join(overridden)} differs from the run's and gateway.client_sampling=refuse; leave "
-                "it out",
+                f"{', '.join(overridden)} differs from the run's and "
+                "gateway.client_sampling=refuse; leave it out",
                 param=overridden[0],
             )
         structure = ""
@@ -165,7 +166,9 @@ class EpisodeRequests:
     def _note(
         self, agent_id: str, request: ChatRequest, built: BuiltPrompt, overridden: tuple[str, ...]
     ) -> None:
-        """Count and report what does not apply, and a prompt that does not go on from sampled tokens."""
+        """Count and report what does not apply, and a prompt that does not go on from sampled
+        tokens.
+        """
         if overridden:
             self.counts["gateway/overridden"] += 1
             self._notices.overridden(overridden)
@@ -207,7 +210,8 @@ class EpisodeRequests:
     def _seed(self, agent_id: str, prompt: Prompt) -> tuple[int | str, ...]:
         """Return the parts of the seed of a request; none for those of turn and call.
 
-        With `gateway.seed_by=prompt` it does not depend on the order in which concurrent requests arrive.
+        With `gateway.seed_by=prompt` it does not depend on the order in which concurrent requests
+        arrive.
         """
         if self._keys.seed_by != "prompt":
             return ()
@@ -240,8 +244,8 @@ class EpisodeRequests:
         self._refused_at = self._request_count
 
     def local_rewards(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
-        """Return local rewards by call number or agent: ids of answers, of either kind, stand for their
-        calls.
+        """Return local rewards by call number or agent: ids of answers, of either kind, stand for
+        their calls.
 
         Raises AgentSystemError for an answer of an earlier turn.
         """

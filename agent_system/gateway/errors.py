@@ -1,4 +1,6 @@
-"""Errors that a client gets, in OpenAI's format; never with a status that the client library tries again."""
+"""Errors that a client gets, in OpenAI's format; never with a status that the client library tries
+again.
+"""
 
 from __future__ import annotations
 

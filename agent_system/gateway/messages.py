@@ -1,5 +1,5 @@
-"""Messages of requests in one form: what the chat template gets, and the keys by which messages are equal
-whatever a client library did to their form.
+"""Messages of requests in one form: what the chat template gets, and the keys by which messages are
+equal whatever a client library did to their form.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NormalizedMessage:
     Attributes:
         fields: what the template gets: `role`, `content`, and where there are any `tool_calls`,
             `tool_call_id` and `name`.
-        key: a hash, equal for messages that say the same; the thinking of an assistant's message is left
-            aside.
+        key: a hash, equal for messages that say the same; the thinking of an assistant's message is
+            left aside.
         tool_calls: its tool calls, also where the template gets them as text.
     """
 
@@ -44,8 +44,8 @@ class NormalizedMessage:
 class MessageNormalizer:
     """Reads the messages of requests to one agent.
 
-    A text loses its special tokens: what a web page says must not end a message. Ids of tool calls are
-    replaced by numbers in the order of the conversation, because libraries invent their own.
+    A text loses its special tokens: what a web page says must not end a message. Ids of tool calls
+    are replaced by numbers in the order of the conversation, because libraries invent their own.
     """
 
     def __init__(
@@ -62,9 +62,11 @@ class MessageNormalizer:
         Args:
             clean: takes special tokens out of a text.
             reads_name: the template shows `message.name`.
-            reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into the text.
+            reads_calls: it shows `message.tool_calls`; for one that does not, calls are put into
+                the text.
             call_id: makes the id of a call from its name and its place in the conversation.
-            call_ids: chooses the ids with which calls of a reply are shown, see `ChatTemplate.call_ids`.
+            call_ids: chooses the ids with which calls of a reply are shown, see
+                `ChatTemplate.call_ids`.
             clean_reply: as `clean`, for replies, which may have tokens around calls.
         """
         self._clean = clean
@@ -127,15 +129,17 @@ class MessageNormalizer:
     def normalize_reply(
         self, content: str, thought: str, calls: Sequence[Mapping[str, Any]], before: int, text: str = ""
     ) -> tuple[NormalizedMessage, dict[str, Any]]:
-        """Return a reply, equal to the message with which a client echoes it, and what the template gets of
-        it: the same with its thinking.
+        """Return a reply, equal to the message with which a client echoes it, and what the template
+        gets of it: the same with its thinking.
 
         Args:
             content: its text without thinking and calls.
             thought: its text with the thinking as sampled, without calls.
-            calls: its tool calls: `name`, `arguments`, and the `id` that the model gave, or an empty one.
+            calls: its tool calls: `name`, `arguments`, and the `id` that the model gave, or an
+                empty one.
             before: number of tool calls in the conversation before it.
-            text: the whole reply, for a template that shows no calls: its model writes them in the text.
+            text: the whole reply, for a template that shows no calls: its model writes them in the
+                text.
         """
         cleaned = self.clean_json(list(calls))
         numbered = [
@@ -194,13 +198,15 @@ class _ToolCallIds:
         self.count += 1
 
     def of_result(self, client_id: Any) -> tuple[str, str]:
-        """Return the id here and the tool of the call that a result names; empty texts if there is none."""
+        """Return the id here and the tool of the call that a result names; empty texts if there is
+        none.
+        """
         return self._calls.get(str(client_id), ("", ""))
 
 
 def _in_order(messages: list[NormalizedMessage]) -> list[NormalizedMessage]:
-    """Return the messages with the results of a reply's calls in the order of the calls: templates tell the
-    results by their order.
+    """Return the messages with the results of a reply's calls in the order of the calls: templates
+    tell the results by their order.
     """
     ordered: list[NormalizedMessage] = []
     order: dict[str, int] = {}

@@ -1,9 +1,9 @@
 """Errors of a program: whether what the model said may be their cause, and how they are told.
 
-A program raises where a reply is not what it expects, in whatever class its library has for that. So the
-other causes are told apart: a request that the gateway has refused, a program that has no reply yet, errors
-of this project and of the environment, and those of imports, connections and the machine, also as the causes
-of others or as the text of a command.
+A program raises where a reply is not what it expects, in whatever class its library has for that.
+So the other causes are told apart: a request that the gateway has refused, a program that has no
+reply yet, errors of this project and of the environment, and those of imports, connections and the
+machine, also as the causes of others or as the text of a command.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class WrongResultError(AgentSystemError):
 
 
 def caused_by_a_reply(error: BaseException, requests: EpisodeRequests) -> bool:
-    """Return whether the error of a program may come from what the model said, and from nothing else that is
-    known.
+    """Return whether the error of a program may come from what the model said, and from nothing
+    else that is known.
     """
     if requests.failed.done() or not requests.delivered_any:
         return False

@@ -1,9 +1,9 @@
-"""The prompt of a request: the tokens of an answered conversation and those of the messages after it, or the
-whole conversation rendered anew.
+"""The prompt of a request: the tokens of an answered conversation and those of the messages after
+it, or the whole conversation rendered anew.
 
-A continued prompt is the last prompt, the reply as it was sampled, and the tokens of what the template puts
-after it. It is used only where the template shows the prompt and the reply as they were sent; a sample is
-right in either case, because it holds what the engine got.
+A continued prompt is the last prompt, the reply as it was sampled, and the tokens of what the
+template puts after it. It is used only where the template shows the prompt and the reply as they
+were sent; a sample is right in either case, because it holds what the engine got.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class BuiltPrompt:
     Attributes:
         prompt: what the engine gets.
         messages: the messages of the request; none for a text completion.
-        template_messages: the same for the chat template: with the thinking of replies that were sampled
-            here.
-        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty where none
-            were.
+        template_messages: the same for the chat template: with the thinking of replies that were
+            sampled here.
+        rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty
+            where none were.
         difference: what the template shows in another way, in words; empty for other reasons.
     """
 
@@ -50,13 +50,14 @@ class BuiltPrompt:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrefix:
-    """A request and one of its replies: the beginning of a conversation that later requests may continue.
+    """A request and one of its replies: the beginning of a conversation that later requests may
+    continue.
 
     Attributes:
         prompt: what the engine got.
         generation: what it sampled.
-        template_messages: the conversation with the reply, for the chat template, with the thinking of its
-            replies.
+        template_messages: the conversation with the reply, for the chat template, with the thinking
+            of its replies.
         tools: its tools, in the order of their fields in which the prompt shows them.
     """
 
@@ -67,14 +68,16 @@ class AnsweredPrefix:
 
 
 class PrefixStore:
-    """The answered conversations of one agent in one episode, told apart by the keys of their messages."""
+    """The answered conversations of one agent in one episode, told apart by the keys of their
+    messages.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         """Start without any.
 
         Args:
-            most: number of conversations that are kept, those answered last, each with its last `MOST_TOOLS`
-                lists of tools; None: all.
+            most: number of conversations that are kept, those answered last, each with its last
+                `MOST_TOOLS` lists of tools; None: all.
         """
         self._most = most
         self._prefixes: dict[bytes, dict[str, AnsweredPrefix]] = {}  # by the hash and the tools
@@ -93,8 +96,8 @@ class PrefixStore:
         by_tools = self._prefixes.get(answered_hash, {})
         _put(by_tools, _tools_key(tools), prefix, None if self._most is None else MOST_TOOLS)
         _put(self._prefixes, answered_hash, by_tools, self._most)
-        # These only serve to tell what a client changed, and grow with every request: a store that forgets
-        # conversations does without them.
+        # These only serve to tell what a client changed, and grow with every request: a store that
+        # forgets conversations does without them.
         if self._most is None:
             self._asked_hashes.add(asked_hash)
             self._reply_keys.add(reply.key)
@@ -102,11 +105,11 @@ class PrefixStore:
     def find(
         self, messages: Sequence[NormalizedMessage], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[AnsweredPrefix | None, int, str]:
-        """Return the longest conversation that a request continues, the number of its messages, and why there
-        is none.
+        """Return the longest conversation that a request continues, the number of its messages, and
+        why there is none.
 
-        The reason is `tools` (the request has other tools), `client` (a reply was edited, invented or moved),
-        or empty for a request that continues nothing.
+        The reason is `tools` (the request has other tools), `client` (a reply was edited, invented
+        or moved), or empty for a request that continues nothing.
         """
         hashes = _prefix_hashes(messages)
         key = _tools_key(tools)
@@ -169,7 +172,8 @@ class PromptContinuation:
         if following is None:  # behind an API, which makes the tokens itself
             prompt = Prompt(text, self.template.encode(text), messages=_chat(plain_messages))
             return BuiltPrompt(prompt, messages, template_messages)
-        # equal to the first ones of this request; prompts share them, so that their texts are kept once
+        # equal to the first ones of this request; prompts share them, so that their texts are kept
+        # once
         earlier = prefix.prompt.messages
         chat = (*earlier, *_chat(plain_messages[len(earlier) :]))
         return BuiltPrompt(

@@ -22,8 +22,8 @@ COMPLETIONS = frozenset((
     "model", "prompt", "response_format", "n", "max_tokens", "stop", "seed", "logprobs", "stream",
     "stream_options", "suffix",
 ))  # fmt: skip
-# Fields that change what is sampled, those of vLLM among them, and values that change nothing; None: the
-# value of the run.
+# Fields that change what is sampled, those of vLLM among them, and values that change nothing;
+# None: the value of the run.
 SAMPLING: Mapping[str, Any] = {
     "temperature": None, "top_p": None, "top_k": None, "min_p": 0, "typical_p": 1, "presence_penalty": 0,
     "frequency_penalty": 0,
@@ -43,8 +43,8 @@ MASKING = (
     "json_schema", "allowed_token_ids", "bad_words", "logits_processors",
 )  # fmt: skip
 _SAMPLED_TOKEN_ONLY = ": the engine reports the log-probability of the sampled token alone"
-# Fields without which the answer would not be what is asked for: the value that changes nothing, and what the
-# error says.
+# Fields without which the answer would not be what is asked for: the value that changes nothing,
+# and what the error says.
 UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "functions": ([], "; use tools"), "function_call": ("", "; use tools"),
     "modalities": (["text"], "; replies are text"),
@@ -54,16 +54,16 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
     "prompt": (None, ""),
     "previous_input_messages": ([], "; use input"),
 }  # fmt: skip
-# Fields for the records, the costs and the speed of a server, and those that client libraries set in every
-# request.
+# Fields for the records, the costs and the speed of a server, and those that client libraries set
+# in every request.
 HARMLESS = frozenset((
     "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id",
     "session_id", "cache_salt",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval", "include",
     "parallel_tool_calls",
 ))  # fmt: skip
-# All others have no effect. Of these, those with a value besides null, false, 0 and what is empty that asks
-# for nothing; None: any asks.
+# All others have no effect. Of these, those with a value besides null, false, 0 and what is empty
+# that asks for nothing; None: any asks.
 _SAME = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "include_reasoning": True,
     "truncation": "disabled", "web_search_options": None,
@@ -116,7 +116,9 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
 
 
 class Notices:
-    """Warns of fields of requests that do not apply, once of each, and of the first errors of programs."""
+    """Warns of fields of requests that do not apply, once of each, and of the first errors of
+    programs.
+    """
 
     def __init__(self) -> None:
         self._reported: set[str] = set()

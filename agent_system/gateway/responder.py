@@ -1,4 +1,6 @@
-"""A request that is in progress or answered, and what the HTTP server expects of that which answers it."""
+"""A request that is in progress or answered, and what the HTTP server expects of that which answers
+it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class PendingRequest:
     task: asyncio.Task[Completion] = field(init=False)
 
     async def answer(self) -> Completion:
-        """Return the answer. Raise Refusal when there is none; a client that leaves does not end the task."""
+        """Return the answer. Raise Refusal when there is none; a client that leaves does not end
+        the task.
+        """
         await asyncio.wait([self.task])
         if self.task.cancelled():
             raise Refusal(OVER, code="episode_over")
@@ -51,8 +55,8 @@ class Responder(Protocol):
 
     @property
     def structured(self) -> str:
-        """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which samples any
-        reply.
+        """What becomes of a form that a request asks for: `refuse`, `mask`, or `free`, which
+        samples any reply.
         """
 
     @property

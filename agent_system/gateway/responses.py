@@ -1,5 +1,5 @@
-"""Requests and answers of `/v1/responses`, translated to and from those of `/v1/chat/completions`. Bodies are
-untrusted.
+"""Requests and answers of `/v1/responses`, translated to and from those of `/v1/chat/completions`.
+Bodies are untrusted.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def chat_body(body: Mapping[str, Any], store: ResponseStore) -> dict[str, Any]:
 
     Args:
         body: of a request to `/v1/responses`.
-        store: earlier answers, which `previous_response_id` continues and items of the type `item_reference`
-            name.
+        store: earlier answers, which `previous_response_id` continues and items of the type
+            `item_reference` name.
 
     Raises Refusal for items that are not supported.
     """
@@ -176,7 +176,9 @@ def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def with_responses_names(error: Refusal) -> Refusal:
-    """Return the refusal of a request to chat completions with the names of the fields in `/v1/responses`."""
+    """Return the refusal of a request to chat completions with the names of the fields in
+    `/v1/responses`.
+    """
     field = _NAMES.get(error.param or "")
     if field is None:
         return error
@@ -184,14 +186,16 @@ def with_responses_names(error: Refusal) -> Refusal:
 
 
 def conversation_after(chat: Mapping[str, Any], body: Mapping[str, Any], completion: Completion) -> Messages:
-    """Return the messages of a request and its answer, for `previous_response_id`: without instructions,
-    which every request gives anew.
+    """Return the messages of a request and its answer, for `previous_response_id`: without
+    instructions, which every request gives anew.
     """
     return [*chat["messages"][len(_instructions(body)) :], completion.choices[0].message]
 
 
 def _nested(value: Any, kind: str) -> Any:
-    """Return an object of a type in the form of chat completions, where its fields are one level deeper."""
+    """Return an object of a type in the form of chat completions, where its fields are one level
+    deeper.
+    """
     return {"type": kind, kind: value} if isinstance(value, dict) and value.get("type") == kind else value
 
 
@@ -223,8 +227,8 @@ def _earlier(body: Mapping[str, Any], store: ResponseStore) -> Messages:
 
 
 def _messages(value: Any, store: ResponseStore) -> Messages:
-    """Return the messages of the items `input`; an assistant's text and the tool calls after it are one
-    message.
+    """Return the messages of the items `input`; an assistant's text and the tool calls after it are
+    one message.
     """
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list):
@@ -255,7 +259,9 @@ def _messages(value: Any, store: ResponseStore) -> Messages:
 
 
 def _referenced_item(item: Any, index: int, store: ResponseStore) -> Any:
-    """Return the item that an `item_reference` names, whose type may be left out; other items as they are."""
+    """Return the item that an `item_reference` names, whose type may be left out; other items as
+    they are.
+    """
     kind = item.get("type") if isinstance(item, dict) else ""
     if kind != _REFERENCE and not (kind is None and set(item) <= {"id", "type"} and item):
         return item
@@ -263,8 +269,8 @@ def _referenced_item(item: Any, index: int, store: ResponseStore) -> Any:
     stored_item = store.items.get(name) if isinstance(name, str) else None
     if stored_item is None:
         raise Refusal(
-            f"input[{index}] refers to the item {name!r:.100}, which no answer to this key has given, or too "
-            "many have since; send the item itself",
+            f"input[{index}] refers to the item {name!r:.100}, which no answer to this key has "
+            "given, or too many have since; send the item itself",
             param="input",
         )
     return stored_item

@@ -66,8 +66,8 @@ class Routes:
     def _reporting_errors(
         self, answer: Callable[[web.Request, Responder], Awaitable[web.StreamResponse]]
     ) -> Handler:
-        """Return a handler of requests to agents; the episode or the team learns which of them get an
-        error.
+        """Return a handler of requests to agents; the episode or the team learns which of them get
+        an error.
         """
 
         async def handle(http: web.Request) -> web.StreamResponse:

@@ -186,8 +186,8 @@ class ServedTeam:
 
 
 def client_sampling(fields: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """Return the parameters of an agent, with those of `HONOURED` in `ChatRequest.sampling`. Raise Refusal
-    for a value out of range.
+    """Return the parameters of an agent, with those of `HONOURED` in `ChatRequest.sampling`. Raise
+    Refusal for a value out of range.
     """
     values = {name: value for name, value in fields.items() if name in HONOURED}
     for name, value in values.items():

@@ -20,7 +20,8 @@ from agent_system.gateway.routes import Routes
 
 BACKLOG = 1024
 REMEMBERED_KEYS = 4096
-# both ends of a program's connection are in this process; systems allow 1024 unless they are asked for more
+# both ends of a program's connection are in this process; systems allow 1024 unless they are asked
+# for more
 SOCKETS = 65536
 
 
@@ -28,8 +29,8 @@ class Server:
     """Answers the requests of episodes in progress, on the loopback interface."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, cancels_on_leave: bool = False) -> None:
-        """Set the address, where 0 is a free port; with `cancels_on_leave` the handler of a client that
-        leaves is cancelled.
+        """Set the address, where 0 is a free port; with `cancels_on_leave` the handler of a client
+        that leaves is cancelled.
         """
         self._host = host
         self._port = port
@@ -41,7 +42,9 @@ class Server:
         self._starting = asyncio.Lock()
 
     async def start(self) -> str:
-        """Listen, unless it does already; return the address. Raises OSError if that is not possible."""
+        """Listen, unless it does already; return the address. Raises OSError if that is not
+        possible.
+        """
         async with self._starting:
             if self._runner is None:
                 if self._socket is None:
@@ -121,7 +124,9 @@ class TeamServer(Server):
 
 
 def _key_of(http: web.Request) -> str:
-    """Return the key in a request's headers; the word Bearer before it may be in any case, or missing."""
+    """Return the key in a request's headers; the word Bearer before it may be in any case, or
+    missing.
+    """
     return re.sub("^bearer ", "", http.headers.get("Authorization", ""), flags=re.IGNORECASE).strip()
 
 

@@ -32,16 +32,16 @@ class Session(Access):
 
     @property
     def observation(self) -> Observation:
-        """What the environment shows at the beginning of this turn. Raise AgentSystemError after the end of
-        the episode.
+        """What the environment shows at the beginning of this turn. Raise AgentSystemError after
+        the end of the episode.
         """
         if self._episode.turn is None:
             raise AgentSystemError(f"session.observation: {OVER}")
         return self._episode.turn.observation
 
     async def step(self, action: Any) -> Outcome:
-        """End the turn with the team's action and return the environment's outcome; the next turn begins
-        unless it is `done`.
+        """End the turn with the team's action and return the environment's outcome; the next turn
+        begins unless it is `done`.
 
         Raises TurnOver after the end of the episode.
         """

@@ -20,15 +20,15 @@ _REFERENCE_KEYWORDS = ("$ref", "$dynamicRef", "$recursiveRef")
 def structure_of(request: ChatRequest, syntax: Syntax | None) -> str:
     """Return the form of the reply that a request asks for, as `SamplingParams.structure`.
 
-    A forced reply is a call of one of the tools; with a schema and tools it is an answer in the schema or one
-    call.
+    A forced reply is a call of one of the tools; with a schema and tools it is an answer in the
+    schema or one call.
 
     Args:
         request: the request.
         syntax: how the agent's model writes tool calls; None: it calls none.
 
-    Raises Refusal for a reference that engines would take for one to anything, and for a call in a syntax
-    that cannot be forced.
+    Raises Refusal for a reference that engines would take for one to anything, and for a call in a
+    syntax that cannot be forced.
     """
     if request.forced:
         forms = [
@@ -51,8 +51,8 @@ def structure_refusal(request: ChatRequest, error: StructureError) -> Refusal:
 
 
 def _json_form(schema: Any) -> Mapping[str, Any]:
-    """Return the form of JSON in a schema, with few blanks in a row: a model without training may write no
-    end of them.
+    """Return the form of JSON in a schema, with few blanks in a row: a model without training may
+    write no end of them.
     """
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_BLANKS}
 
@@ -64,8 +64,8 @@ def _begin(function: Mapping[str, Any], syntax: Syntax) -> str:
 
 
 def _call_or_text(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, Any]:
-    """Return the form of a call that a reply may be instead of an answer; arguments that are no JSON are any
-    text.
+    """Return the form of a call that a reply may be instead of an answer; arguments that are no
+    JSON are any text.
     """
     if syntax is None or syntax.kind in ("json", "object"):
         return _call(function, syntax)
@@ -104,8 +104,8 @@ def _call(function: Mapping[str, Any], syntax: Syntax | None) -> Mapping[str, An
 
 
 def _rebased(schema: Any, root: str, field: str) -> Any:
-    """Return a schema whose references begin at `root`, where it is put. Raise Refusal for references by an
-    anchor or an address.
+    """Return a schema whose references begin at `root`, where it is put. Raise Refusal for
+    references by an anchor or an address.
     """
     if isinstance(schema, list):
         return [_rebased(item, root, field) for item in schema]

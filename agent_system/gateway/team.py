@@ -40,8 +40,8 @@ class GatewayOptions:
 
     Attributes:
         team: `agent.team`: the program as `module:function`, or the function.
-        command: `agent.team_command`: the program as a command, in one text as in a shell or in parts; empty
-            for a function.
+        command: `agent.team_command`: the program as a command, in one text as in a shell or in
+            parts; empty for a function.
         keys: the keys under `gateway`.
     """
 
@@ -74,15 +74,16 @@ class GatewayOrchestra(BaseOrchestra):
         """Reject tree sampling, and agents that do more than the program asks of them."""
         if forks:
             raise AgentSystemError(
-                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be forked in the "
-                "middle of its run, so its calls have no candidates; use rollout.sampling=parallel"
+                "agent.orchestra_type=gateway with rollout.sampling=tree: a program cannot be "
+                "forked in the middle of its run, so its calls have no candidates; use "
+                "rollout.sampling=parallel"
             )
         for name, agent in agents.items():
             if isinstance(agent, ToolAgent) or agent.memory_class is not None:
                 raise AgentSystemError(
-                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its tools and "
-                    "its memory would not be used, because the program sends the messages and calls the "
-                    "tools; register a BaseAgent without a memory, or none"
+                    f"agent.orchestra_type=gateway with {type(agent).__name__} for {name!r}: its "
+                    "tools and its memory would not be used, because the program sends the "
+                    "messages and calls the tools; register a BaseAgent without a memory, or none"
                 )
 
     async def run(self, turn: Turn) -> Any:
@@ -114,8 +115,8 @@ class GatewayOrchestra(BaseOrchestra):
         await _end(episode, requests, result)
 
     def _reward_of(self, error: Exception, requests: EpisodeRequests) -> _ProgramError:
-        """Return how an episode ends whose program raised because of a reply. Raise the error if it is left
-        out.
+        """Return how an episode ends whose program raised because of a reply. Raise the error if it
+        is left out.
         """
         reward = reward_of_error(self.config.keys.program_error)
         if reward is None or not caused_by_a_reply(error, requests):
@@ -148,8 +149,8 @@ def load_team(team: Any) -> Callable[..., Any]:
     if not callable(program):
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
-            "module:function, `async def function(task, session)`, or a plain function, which runs in a "
-            "thread; or agent.team_command"
+            "module:function, `async def function(task, session)`, or a plain function, which runs "
+            "in a thread; or agent.team_command"
         )
     return program
 
@@ -159,7 +160,8 @@ async def _run(
 ) -> Any:
     """Run the program until it returns, or a call fails. Raises its error, or that of the call.
 
-    A plain function cannot be cancelled: its thread goes on until its next request, which is refused.
+    A plain function cannot be cancelled: its thread goes on until its next request, which is
+    refused.
     """
 
     async def guarded() -> Any:
@@ -190,12 +192,14 @@ class _ProgramError:
 
 
 def _check_result(result: Any, episode: Episode) -> None:
-    """Raise WrongResultError for a result that ends no episode, unless the environment has ended it."""
+    """Raise WrongResultError for a result that ends no episode, unless the environment has ended
+    it.
+    """
     fits = isinstance(result, (str, Outcome, int, float)) and not isinstance(result, bool)
     if not fits and episode.turn is not None and not episode.turn.done:
         raise WrongResultError(
-            f"the team returned {type(result).__name__}; expected its answer as text, which the environment "
-            "scores, a reward, or an Outcome"
+            f"the team returned {type(result).__name__}; expected its answer as text, which the "
+            "environment scores, a reward, or an Outcome"
         )
 
 

@@ -38,17 +38,17 @@ class TeamModel:
     ask: Callable[[str], Awaitable[EpisodeRecord]]
 
     def answer(self, request: ChatRequest, answer_id: str) -> Awaitable[Completion]:
-        """Return what plays the episodes of the user's last message and makes the answer with the id
-        `answer_id`.
+        """Return what plays the episodes of the user's last message and makes the answer with the
+        id `answer_id`.
 
-        Raises Refusal for a request that a team cannot fulfil; the awaitable raises it for an episode that
-        failed.
+        Raises Refusal for a request that a team cannot fulfil; the awaitable raises it for an
+        episode that failed.
         """
         unsupported = [name for field, name in NOT_OF_A_TEAM.items() if getattr(request, field)]
         if unsupported:
             raise Refusal(
-                f"{unsupported[0]} is not supported by {self.name!r}, the whole team, which plays an episode "
-                "as in validation; its agents support it",
+                f"{unsupported[0]} is not supported by {self.name!r}, the whole team, which plays "
+                "an episode as in validation; its agents support it",
                 param=unsupported[0],
             )
         messages = MessageNormalizer(lambda text: text, False, False).normalize(request.messages)
@@ -72,16 +72,16 @@ class TeamModel:
         return work()
 
     def ignored(self, request: ChatRequest) -> list[str]:
-        """Return the fields of a request that have an effect on an agent, and none on the episode of the
-        team.
+        """Return the fields of a request that have an effect on an agent, and none on the episode
+        of the team.
         """
         fields = [name for name in OF_THE_RUN if getattr(request, name)]
         return [f"{field} of {self.name}" for field in (*fields, *request.sampling)]
 
 
 def _choice(record: EpisodeRecord) -> Choice:
-    """Return the answer of an episode, with the replies of its agents as its thinking. Raise Refusal if it
-    failed.
+    """Return the answer of an episode, with the replies of its agents as its thinking. Raise
+    Refusal if it failed.
     """
     if record.failure is not None:
         raise Refusal(f"the episode failed: {record.failure}", 503, "episode_failed")

@@ -1,5 +1,5 @@
-"""What the gateway knows of a policy's chat template: rendering, how conversations go on, and how tool calls
-are written.
+"""What the gateway knows of a policy's chat template: rendering, how conversations go on, and how
+tool calls are written.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Template:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool = True
     ) -> str:
-        """Return the text of a conversation; with `prompt` the beginning of a reply follows. Raise Refusal if
-        it cannot be shown.
+        """Return the text of a conversation; with `prompt` the beginning of a reply follows. Raise
+        Refusal if it cannot be shown.
         """
         if tools and not self.chat.shows_tools:
             raise Refusal(
@@ -72,9 +72,9 @@ class Template:
             )
         if tools and not self.syntaxes:
             raise Refusal(
-                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot be read; "
-                "set data.apply_chat_template_kwargs.chat_template to another one, or describe the tools in "
-                "a message",
+                f"the tool calls that the chat template of {self.binding.agent_id!r} shows cannot "
+                "be read; set data.apply_chat_template_kwargs.chat_template to another one, or "
+                "describe the tools in a message",
                 param="tools",
             )
         try:
@@ -91,16 +91,16 @@ class Template:
         return self.binding.max_prompt_length * self._longest_token
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text. Raise Refusal for one that is too long whatever its tokens:
-        tokenizing it would take seconds.
+        """Return the token ids of a text. Raise Refusal for one that is too long whatever its
+        tokens: tokenizing it would take seconds.
         """
         if len(text) > self.longest_prompt:
             raise too_long(self.binding, f"{len(text)} characters")
         return self._encoder.encode(text)
 
     def after(self, prompt: Prompt, reply: Generation, whole: str, keep_thinking: bool) -> NextPrompt | None:
-        """Return the prompt after a reply, from what the template shows of the whole conversation; see
-        `Continuation`.
+        """Return the prompt after a reply, from what the template shows of the whole conversation;
+        see `Continuation`.
         """
         return Continuation(self.chat, self.encode, keep_thinking).after(prompt, reply, whole)
 
@@ -128,8 +128,8 @@ class Template:
         return max(self.binding.tokenizer.get_vocab().values())
 
     def completion_prompt(self, prompt: str | Sequence[int]) -> Prompt:
-        """Return the prompt of a text completion, special tokens included. Raise Refusal for one that has no
-        tokens, or unknown ones.
+        """Return the prompt of a text completion, special tokens included. Raise Refusal for one
+        that has no tokens, or unknown ones.
         """
         if isinstance(prompt, str):
             text = prompt.encode("utf-8", "replace").decode()
@@ -180,9 +180,9 @@ def too_long(binding: AgentBinding, size: str) -> Refusal:
     """Return the error for a prompt of this size."""
     return Refusal(
         f"the prompt of {binding.agent_id!r} has {size}, more than "
-        f"{binding.prompt_length_key}={binding.max_prompt_length} tokens; send less, or raise it. In words "
-        "that clients look for: prompt is too long, this model's maximum context length is "
-        f"{binding.max_prompt_length}",
+        f"{binding.prompt_length_key}={binding.max_prompt_length} tokens; send less, or raise it. "
+        "In words that clients look for: prompt is too long, this model's maximum context length "
+        f"is {binding.max_prompt_length}",
         code=TOO_LONG,
         param="messages",
     )

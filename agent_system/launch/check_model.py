@@ -1,4 +1,6 @@
-"""`verl-mas check-model PATH`: the numbers of a model, its tokenizer, and what its chat template shows."""
+"""`verl-mas check-model PATH`: the numbers of a model, its tokenizer, and what its chat template
+shows.
+"""
 
 from __future__ import annotations
 

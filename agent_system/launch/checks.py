@@ -56,8 +56,8 @@ from verl.utils.tracking import check_backends
 
 logger = logging.getLogger(__name__)
 
-# Errors that a user can fix, or limits of the machine (a full disk, a timeout): reported in one line. Bugs
-# and OSError keep a traceback.
+# Errors that a user can fix, or limits of the machine (a full disk, a timeout): reported in one
+# line. Bugs and OSError keep a traceback.
 USER_ERRORS = (
     AgentSystemError, CheckpointError, ConfigError, ControllerError, DatasetError, DiskError, EngineGoneError,
     ModelPathError,
@@ -66,8 +66,8 @@ USER_ERRORS = (
 
 
 def check_team(config: RunConfig) -> None:
-    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`, for the
-    workers.
+    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`,
+    for the workers.
 
     Raises AgentSystemError listing the registered names.
     """
@@ -96,11 +96,11 @@ def check_team(config: RunConfig) -> None:
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs or whose agents write some, and log its
-    isolation level.
+    """Start the sandbox of a run whose environment runs programs or whose agents write some, and
+    log its isolation level.
 
-    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under `sandbox` that
-    have no effect.
+    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under
+    `sandbox` that have no effect.
     """
     sandbox = config.sandbox
     team = config.agent.orchestra_type
@@ -121,8 +121,8 @@ def start_sandbox(config: RunConfig) -> None:
             if value != getattr(SandboxConfig(), name)
         ]
         raise AgentSystemError(
-            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no programs, and "
-            f"with the options of agent.orchestra.{team} the agents write none"
+            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no "
+            f"programs, and with the options of agent.orchestra.{team} the agents write none"
         )
 
 
@@ -210,8 +210,8 @@ class CheckedRun:
 
 
 def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-    """Log what the chat templates of the models show in another way than training would like, and the time
-    that they show.
+    """Log what the chat templates of the models show in another way than training would like, and
+    the time that they show.
     """
     # trials of templates, which a team behind APIs does not have
     from agent_system.rollout.template_check import template_facts
@@ -229,8 +229,8 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
 
 
 def check_run(config: RunConfig) -> CheckedRun:
-    """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS` for an
-    error in it.
+    """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS`
+    for an error in it.
     """
     if config.algorithm.preset is not None:
         logger.info(describe_preset(config))

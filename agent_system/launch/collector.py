@@ -44,8 +44,8 @@ def sampling_params(sampling: Sampling, stop_token_ids: Sequence[int] = ()) -> S
 
 
 def remote_bindings(plan: RunPlan) -> dict[str, RemoteBinding]:
-    """Bind every agent behind an API to its server. Raise ConfigError when the environment variable of an API
-    key is not set.
+    """Bind every agent behind an API to its server. Raise ConfigError when the environment variable
+    of an API key is not set.
     """
     if not plan.api:
         return {}
@@ -60,8 +60,8 @@ def remote_bindings(plan: RunPlan) -> dict[str, RemoteBinding]:
 
 
 def check_endpoints(reward: RewardConfig, plan: RunPlan) -> None:
-    """Request one reply from the server of every agent and of the reward model. Raise ConfigError if one
-    gives none.
+    """Request one reply from the server of every agent and of the reward model. Raise ConfigError
+    if one gives none.
     """
     servers = [("agent.api", binding.endpoint) for binding in remote_bindings(plan).values()]
     if reward.model.kind == "api":
@@ -80,7 +80,9 @@ def check_endpoints(reward: RewardConfig, plan: RunPlan) -> None:
 
 
 def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
-    """Return the rewards in `algorithm.gdpo_reward_keys` of each agent that are no fields of a sample."""
+    """Return the rewards in `algorithm.gdpo_reward_keys` of each agent that are no fields of a
+    sample.
+    """
     terms_by_agent = {}
     for agent in plan.trained:
         if ESTIMATORS.reads(agent.estimator, "gdpo_reward_keys"):
@@ -91,7 +93,8 @@ def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
 
 
 def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, Any]:
-    """Return the options of the orchestra; those of a gateway are the team and the keys under `gateway`.
+    """Return the options of the orchestra; those of a gateway are the team and the keys under
+    `gateway`.
 
     Raises AgentSystemError for others of a gateway.
     """
@@ -100,8 +103,8 @@ def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, A
         return options
     if options:
         raise AgentSystemError(
-            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team or "
-            "agent.team_command, and its options are the keys under gateway"
+            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team "
+            "or agent.team_command, and its options are the keys under gateway"
         )
     return {"team": agent.team, "command": agent.team_command, "keys": gateway}
 
@@ -116,7 +119,8 @@ def build_reward_model(
     """Return the model of `reward.model`, bound to its engine or its server; None without one.
 
     Raises:
-        ConfigError: the environment variable of an API key is not set, or the template cannot be read.
+        ConfigError: the environment variable of an API key is not set, or the template cannot be
+            read.
         AgentSystemError: the template cannot be filled, or a tokenizer has no chat template.
     """
     settings = reward.model
@@ -194,8 +198,8 @@ def build_collector(
     clients: Mapping[str, Any],
     workers: EnvWorkers | None = None,
 ) -> Collector:
-    """Bind every agent to the client of its policy, or to its server, and build the team's collector;
-    environments run in `workers`.
+    """Bind every agent to the client of its policy, or to its server, and build the team's
+    collector; environments run in `workers`.
     """
     agent_bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}

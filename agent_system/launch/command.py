@@ -37,8 +37,8 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the subcommand named first; for an unknown name print the list of subcommands and exit with status
-    2.
+    """Run the subcommand named first; for an unknown name print the list of subcommands and exit
+    with status 2.
     """
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])

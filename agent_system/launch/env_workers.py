@@ -1,4 +1,6 @@
-"""The environment workers of a run: processes of this machine, or Ray actors with the Ray controller."""
+"""The environment workers of a run: processes of this machine, or Ray actors with the Ray
+controller.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 def check_cpus(config: RunConfig, placement: Placement) -> None:
     """Raise ConfigError if the workers of `env.workers` reserve more CPUs than Ray has free.
 
-    Without a running Ray, the size of the private cluster to start counts; a cluster to join is only known
-    once it is joined.
+    Without a running Ray, the size of the private cluster to start counts; a cluster to join is
+    only known once it is joined.
     """
     keys = config.env.workers
     free = free_cpus(config.trainer, config.ray_init) if config.env.workers.num else None
@@ -33,9 +35,9 @@ def check_cpus(config: RunConfig, placement: Placement) -> None:
     free -= BUNDLE_CPUS * count_devices(config.trainer, config.rollout) if placement.groups else 0.0
     if keys.num * keys.cpus > free:
         raise ConfigError(
-            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve {keys.num * keys.cpus:g} "
-            f"CPUs, but the Ray cluster has {free:g} free; lower one of them, or raise ray_init.num_cpus of "
-            "a private cluster"
+            f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve "
+            f"{keys.num * keys.cpus:g} CPUs, but the Ray cluster has {free:g} free; lower one of "
+            "them, or raise ray_init.num_cpus of a private cluster"
         )
 
 

@@ -33,7 +33,8 @@ class Address:
     Attributes:
         host: of the interface.
         port: 0 is a free one.
-        key_env: environment variable with the key that requests must have; empty: any key is accepted.
+        key_env: environment variable with the key that requests must have; empty: any key is
+            accepted.
     """
 
     host: str = "127.0.0.1"
@@ -41,8 +42,8 @@ class Address:
     key_env: str = ""
 
     def key(self) -> str:
-        """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than loopback
-        without a key.
+        """Return the key. Raise ConfigError if the variable is empty, and for other interfaces than
+        loopback without a key.
         """
         key = os.environ.get(self.key_env, "").strip() if self.key_env else ""
         if self.key_env and not key:
@@ -74,8 +75,8 @@ def serve_openai(
         engine: hf | vllm; empty: as in training.
         say: gets the address and the names of the models once requests are answered.
 
-    Raises as `loaded_team` does; ConfigError for an address that cannot be used, EngineGoneError when an
-    engine has ended.
+    Raises as `loaded_team` does; ConfigError for an address that cannot be used, EngineGoneError
+    when an engine has ended.
     """
     key = address.key()
     with (

@@ -1,5 +1,5 @@
-"""A saved team outside of training: engines in this process; agents, orchestra and environment as in
-validation.
+"""A saved team outside of training: engines in this process; agents, orchestra and environment as
+in validation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def loaded_team(
         engines: how it is served.
         check: called before a model loads.
 
-    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, a missing model, an engine
-    that cannot serve it, or a server of `agent.api` that does not answer; and the errors of `check`.
+    Raises one of `USER_ERRORS`: no checkpoint, a workflow that is not installed, a missing model,
+    an engine that cannot serve it, or a server of `agent.api` that does not answer; and the errors
+    of `check`.
     """
     saved = SavedRun.open(checkpoint)
     config = for_serving(saved.config, device)

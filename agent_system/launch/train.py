@@ -1,5 +1,5 @@
-"""Train a team: check the configuration, start the workers, and pass datasets, worker groups and collector to
-`RayPPOTrainer`.
+"""Train a team: check the configuration, start the workers, and pass datasets, worker groups and
+collector to `RayPPOTrainer`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: RunConfig) -> RayPPOTrainer:
-    """Check the configuration, train, print validation scores before and after, and return the trainer."""
+    """Check the configuration, train, print validation scores before and after, and return the
+    trainer.
+    """
     from verl.utils.console import print_before_after
 
     checked = check_run(config)
@@ -89,8 +91,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
 
 
 def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], None]:
-    """Wrap `task`: an error of the user is one line on stderr and exit status 1; a stop by a signal exits
-    with 128 + its number.
+    """Wrap `task`: an error of the user is one line on stderr and exit status 1; a stop by a signal
+    exits with 128 + its number.
     """
 
     def wrapped(cfg: DictConfig) -> None:
@@ -118,8 +120,8 @@ def main(cfg: DictConfig) -> None:
 
 
 def log_to_terminal() -> None:
-    """Write this project's messages from INFO on, and those of libraries from WARNING on: frameworks of teams
-    log every request.
+    """Write this project's messages from INFO on, and those of libraries from WARNING on:
+    frameworks of teams log every request.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     for package in ("agent_system", "verl", "recipe"):

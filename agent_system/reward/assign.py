@@ -25,17 +25,18 @@ def assign_rewards(
     """Compute every reward term of the samples of the episodes that did not fail.
 
     `reward = shaping(alpha * team + local) - invalid_penalty -
-    overlong_penalty`, where `team` follows `team_scope` or, if set, the propagation mode. `step_reward =
-    alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`. Statistics of the
+    overlong_penalty`, where `team` follows `team_scope` or, if set, the propagation mode.
+    `step_reward = alpha * arrived + local - invalid_penalty - overlong_penalty`, see `scope.step_rewards`. Statistics of the
     batch (a quantile, the share of links that pass) do not depend on its order.
 
     Args:
         records: all episodes of one collection.
         settings: the keys under `reward`.
-        invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that are not
-            listed.
-        tree_returns: `rollout.tree.returns`. With `committed` the committed replies of a tree are rewarded as
-            an episode of parallel sampling, and the other candidates for their own action.
+        invalid_action_penalty: agent -> penalty of a reply that cannot be parsed; 0 for agents that
+            are not listed.
+        tree_returns: `rollout.tree.returns`. With `committed` the committed replies of a tree are
+            rewarded as an episode of parallel sampling, and the other candidates for their own
+            action.
 
     Returns:
         The episodes in the same order, and the metrics of propagation (`reward/propagation/*`).
@@ -140,8 +141,8 @@ def _positions(records: Sequence[EpisodeRecord]) -> CallPositions:
 def _hops(records: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     """Return for each sample the number of its call, from 1, and the calls of its episode.
 
-    The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a summary
-    before it.
+    The candidates of a call share its number, and so do its generations: rounds of a `ToolAgent`, a
+    summary before it.
     """
     hops = list[int]()
     totals = list[int]()

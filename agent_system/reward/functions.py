@@ -1,5 +1,5 @@
-"""Reward functions of the user: found, checked before a model loads, and called by the managers `episode` and
-`naive`.
+"""Reward functions of the user: found, checked before a model loads, and called by the managers
+`episode` and `naive`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class EpisodeRewardManager(RewardManager):
 
 @RewardManagerRegistry.register("naive")
 class NaiveRewardManager(RewardManager):
-    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` on the
-    reply with the team's answer.
+    """Calls verl's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`
+    on the reply with the team's answer.
 
-    `solution_str` is the whole text of the last reply whose action is `episode.answer`, so that functions
-    find the box or tag they look for; `episode.answer` itself if no reply has that action, and the last reply
-    if the last turn gave no answer. `extra_info` is the row's, with `num_turns` (messages of the episode: a
-    prompt and a reply per turn), `rollout_reward_scores` (empty: tools give no rewards) and
-    `experiment_name`, as verl's managers `naive` and `gdpo` add them. A mapping must have a `score`; its
-    other numbers are terms.
+    `solution_str` is the whole text of the last reply whose action is `episode.answer`, so that
+    functions find the box or tag they look for; `episode.answer` itself if no reply has that
+    action, and the last reply if the last turn gave no answer. `extra_info` is the row's, with
+    `num_turns` (messages of the episode: a prompt and a reply per turn), `rollout_reward_scores`
+    (empty: tools give no rewards) and `experiment_name`, as verl's managers `naive` and `gdpo` add
+    them. A mapping must have a `score`; its other numbers are terms.
     """
 
     def __init__(self, function: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
@@ -94,8 +94,8 @@ class NaiveRewardManager(RewardManager):
 
 @RewardManagerRegistry.register("naive_action")
 class NaiveActionRewardManager(NaiveRewardManager):
-    """As `naive`, but `solution_str` is `episode.answer`, the parsed action, without the rest of its
-    reply.
+    """As `naive`, but `solution_str` is `episode.answer`, the parsed action, without the rest of
+    its reply.
     """
 
     def solution(self, episode: EpisodeRecord) -> str:
@@ -106,8 +106,8 @@ class NaiveActionRewardManager(NaiveRewardManager):
 def checked(
     function: Callable[..., Any] | None, where: str, /, *arguments: Any, **named: Any
 ) -> Callable[..., Any]:
-    """Return the function. Raise AgentSystemError if there is none, or it cannot be called with these
-    arguments.
+    """Return the function. Raise AgentSystemError if there is none, or it cannot be called with
+    these arguments.
     """
     if function is None:
         raise AgentSystemError(f"{where} calls a function: set reward.custom_reward_function.path")
@@ -174,13 +174,15 @@ def _load(place: str) -> ModuleType:
 
 
 def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardManager | None:
-    """Return the manager of `reward.reward_manager.name`; None if the environment alone gives rewards.
+    """Return the manager of `reward.reward_manager.name`; None if the environment alone gives
+    rewards.
 
-    `auto` takes `naive` for a function that has a parameter of `VERLS`, and `episode` for any other.
+    `auto` takes `naive` for a function that has a parameter of `VERLS`, and `episode` for any
+    other.
 
     Raises:
-        AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the manager cannot
-            call.
+        AgentSystemError: an unknown manager, a function that cannot be loaded, or one that the
+            manager cannot call.
     """
     custom = settings.custom_reward_function
     name = settings.reward_manager.name

@@ -13,17 +13,18 @@ from agent_system.record import EpisodeRecord
 
 @dataclass(frozen=True)
 class Reward:
-    """The result of a reward function with named terms; a function without terms may return the bare value
-    instead.
+    """The result of a reward function with named terms; a function without terms may return the
+    bare value instead.
 
     Attributes:
-        value: of an episode: the team reward, which replaces the environment's; None keeps it. Of a call: its
-            local reward, or with `reward.granularity=token` a list: one number per token of the reply, or
-            triples (start, end, reward) of characters.
-        terms: named numbers for the metrics `reward/<name>/mean` and `/std`; they are not added to the value.
-        local: of an episode only: local rewards by number of the call (int, in `episode.samples`, from 0) or
-            by agent name (every call of that agent), each as the value of a call. They replace the
-            environment's local rewards of these calls.
+        value: of an episode: the team reward, which replaces the environment's; None keeps it. Of a
+            call: its local reward, or with `reward.granularity=token` a list: one number per token
+            of the reply, or triples (start, end, reward) of characters.
+        terms: named numbers for the metrics `reward/<name>/mean` and `/std`; they are not added to
+            the value.
+        local: of an episode only: local rewards by number of the call (int, in `episode.samples`,
+            from 0) or by agent name (every call of that agent), each as the value of a call. They
+            replace the environment's local rewards of these calls.
     """
 
     value: Any = None
@@ -32,8 +33,8 @@ class Reward:
 
 
 class RewardManager(ABC):
-    """Scores finished episodes; register a subclass by `RewardManagerRegistry.register(name)` and set
-    `reward.reward_manager.name`.
+    """Scores finished episodes; register a subclass by `RewardManagerRegistry.register(name)` and
+    set `reward.reward_manager.name`.
 
     Args:
         function: the function of `reward.custom_reward_function`, or None.
@@ -54,11 +55,11 @@ class RewardManager(ABC):
 
     @abstractmethod
     def score(self, episode: EpisodeRecord) -> Any:
-        """Return the team reward, a mapping of local rewards (see `Reward.local`) or a `Reward`; may be
-        `async def`.
+        """Return the team reward, a mapping of local rewards (see `Reward.local`) or a `Reward`;
+        may be `async def`.
 
-        None is an error; `Reward()` keeps the environment's reward. A plain method runs in a thread. An
-        error, or no result within `reward.timeout_s`, costs the episode.
+        None is an error; `Reward()` keeps the environment's reward. A plain method runs in a
+        thread. An error, or no result within `reward.timeout_s`, costs the episode.
         """
 
     def read(self, found: Any) -> Reward:
@@ -71,8 +72,8 @@ class RewardManager(ABC):
 
 
 def number(reward: Any, where: str) -> Any:
-    """Return what a function gave as a reward. Raise AgentSystemError for None, which a function without
-    `return` gives too.
+    """Return what a function gave as a reward. Raise AgentSystemError for None, which a function
+    without `return` gives too.
 
     Whether it is a finite number is checked where it is used.
     """

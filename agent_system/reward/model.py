@@ -1,5 +1,5 @@
-"""A model that scores replies (`reward.model`): which replies it gets, the cache of its scores, and their
-place among the rewards.
+"""A model that scores replies (`reward.model`): which replies it gets, the cache of its scores, and
+their place among the rewards.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class RewardModel(Protocol):
     """A model that scores one conversation at a time; its engine batches concurrent ones."""
 
     async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
-        """Return the score, which depends on the conversation alone; `counts` takes named counts for the
-        metrics.
+        """Return the score, which depends on the conversation alone; `counts` takes named counts
+        for the metrics.
 
         `priority` is that of the requests.
 
@@ -77,7 +77,8 @@ class ReplyScorer:
         settings: the keys.
         model: the model.
         agent_ids: agents of the team.
-        limit_s: `rollout.call_timeout_s`, for a model behind an API; an engine's client applies it itself.
+        limit_s: `rollout.call_timeout_s`, for a model behind an API; an engine's client applies it
+            itself.
 
     Raises:
         AgentSystemError: `reward.model.agents` matches no agent.
@@ -121,8 +122,8 @@ class ReplyScorer:
         )
 
     async def of_calls(self, record: EpisodeRecord) -> dict[int, float]:
-        """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call have the
-        score of the last one.
+        """Return the scores of an episode's calls, by index. The rounds of a `ToolAgent`'s call
+        have the score of the last one.
         """
         assert record.task is not None, "the collector sets the task"
         scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.final_call is None]
@@ -133,18 +134,19 @@ class ReplyScorer:
         return scores | {i: last[place] for i, place in rounds.items() if place in last}
 
     async def of_episode(self, record: EpisodeRecord) -> float:
-        """Return the score of an episode's answer to its task, or of its last reply if it ended before the
-        orchestra answered.
+        """Return the score of an episode's answer to its task, or of its last reply if it ended
+        before the orchestra answered.
         """
         assert record.task is not None, "the collector sets the task"
         text = record.answer or record.samples[-1].generations[-1].text
         return await self.of_reply([{"role": "user", "content": record.task.prompt}], text, record.task)
 
     def combined(self, reward: float, score: float, by_function: bool = False) -> float:
-        """Return a reward with the model's, `weight * score`: added, or with `reward.model.combine=replace`
-        in place of the environment's.
+        """Return a reward with the model's, `weight * score`: added, or with
+        `reward.model.combine=replace` in place of the environment's.
 
-        The reward of a function (`by_function`), which has replaced the environment's itself, is added to.
+        The reward of a function (`by_function`), which has replaced the environment's itself, is
+        added to.
         """
         weighted_score = self.settings.weight * score
         if not self.settings.weight:
@@ -158,8 +160,8 @@ class ReplyScorer:
     def with_local_scores(
         self, record: EpisodeRecord, scores: Mapping[int, float], by_function: Collection[int]
     ) -> EpisodeRecord:
-        """Return the episode with the model's part of the local rewards; `by_function` are the calls that
-        functions have rewarded.
+        """Return the episode with the model's part of the local rewards; `by_function` are the
+        calls that functions have rewarded.
         """
         if not self.settings.weight:
             return record
@@ -174,8 +176,8 @@ class ReplyScorer:
         return replace(record, samples=tuple(samples))
 
     def with_team_score(self, record: EpisodeRecord, score: float, by_function: bool) -> EpisodeRecord:
-        """Return the episode with the model's part of the team reward, which arrives at the end of the last
-        turn.
+        """Return the episode with the model's part of the team reward, which arrives at the end of
+        the last turn.
         """
         team = self.combined(record.team_reward, score, by_function)
         if self.settings.combine == "replace" and self.settings.weight:
@@ -184,8 +186,8 @@ class ReplyScorer:
         return replace(record, team_reward=team, turn_rewards=(*earlier, self.combined(last, score)))
 
     def apart(self) -> ReplyScorer:
-        """Return the same scorer for a validation, with its cache and its scores in progress, and counts of
-        its own.
+        """Return the same scorer for a validation, with its cache and its scores in progress, and
+        counts of its own.
         """
         scorer = copy(self)
         scorer._counts = Counter()
@@ -193,8 +195,8 @@ class ReplyScorer:
         return scorer
 
     def stopping(self, stopped: Callable[[], AbstractContextManager[None]]) -> ReplyScorer:
-        """Return the same scorer for an episode whose clock stands still within `stopped()`, while a score is
-        awaited.
+        """Return the same scorer for an episode whose clock stands still within `stopped()`, while
+        a score is awaited.
         """
         scorer = copy(self)
         scorer._stopped = stopped
@@ -283,8 +285,8 @@ def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> Epis
 
 
 def _readable(message: Message) -> Message:
-    """Return a message that every chat template shows: results of tools are the user's, calls of tools are in
-    the text.
+    """Return a message that every chat template shows: results of tools are the user's, calls of
+    tools are in the text.
     """
     calls: Any = message.get("tool_calls", ())
     role = "user" if message["role"] == "tool" else message["role"]

@@ -1,5 +1,5 @@
-"""Penalties that are subtracted from a shaped reward. They apply in training only, not in validation
-scores.
+"""Penalties that are subtracted from a shaped reward. They apply in training only, not in
+validation scores.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class PropagationResult:
 
 
 def propagate(chains: CallChains, settings: PropagationConfig) -> PropagationResult:
-    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside `local_range`,
-    with the agent and the value.
+    """Return the rewards of every sample. Raise AgentSystemError for a local reward outside
+    `local_range`, with the agent and the value.
     """
     if settings.mode == "none":
         return PropagationResult(chains.team, chains.local)
@@ -99,10 +99,10 @@ def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
     if len(outside):
         first = outside[0]
         raise AgentSystemError(
-            f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of {chains.agent_ids[first]} "
-            f"got the local reward {chains.local[first]:g} ({len(outside)} of {int(chains.given.sum())} "
-            "local rewards are outside the range): set it to the lowest and the highest local reward of the "
-            "environment"
+            f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of "
+            f"{chains.agent_ids[first]} got the local reward {chains.local[first]:g} "
+            f"({len(outside)} of {int(chains.given.sum())} local rewards are outside the range): "
+            "set it to the lowest and the highest local reward of the environment"
         )
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
 

@@ -1,8 +1,8 @@
 """Assignment of an episode's team rewards to its calls.
 
-An environment gives team rewards at two points: `act` right after a call, `step` at the end of a turn. Both
-are recorded where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`); everything here is
-derived from these.
+An environment gives team rewards at two points: `act` right after a call, `step` at the end of a
+turn. Both are recorded where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`);
+everything here is derived from these.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
 
 
 def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
-    """Return `alpha * arrived + local` of every sample, where a team reward arrives at each agent's latest
-    call before it.
+    """Return `alpha * arrived + local` of every sample, where a team reward arrives at each agent's
+    latest call before it.
 
-    Team rewards between two calls of an agent (from other agents' actions, or the end of the turn) are a
-    consequence of the first of the two and are credited to it. A call counts from the moment its prompt was
-    built, so each of several concurrent calls comes before the rewards of the others. A `step` reward goes to
-    the last call of each agent in that turn, or in an earlier turn for an agent without a call in it. Summed
-    over an agent's calls, no reward counts twice, and none after its first call is lost. A candidate of a
-    tree has no next call of its own: it gets `alpha` times the team reward of its fork.
+    Team rewards between two calls of an agent (from other agents' actions, or the end of the turn)
+    are a consequence of the first of the two and are credited to it. A call counts from the moment
+    its prompt was built, so each of several concurrent calls comes before the rewards of the
+    others. A `step` reward goes to the last call of each agent in that turn, or in an earlier turn
+    for an agent without a call in it. Summed over an agent's calls, no reward counts twice, and
+    none after its first call is lost. A candidate of a tree has no next call of its own: it gets
+    `alpha` times the team reward of its fork.
     """
     if any(s.fork_reward is not None for s in record.samples):
         return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]

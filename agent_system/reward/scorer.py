@@ -35,7 +35,8 @@ class Rewarded:
 
 
 class EpisodeScorer:
-    """The reward manager and the functions of agents of a run, which are called beside its reward model.
+    """The reward manager and the functions of agents of a run, which are called beside its reward
+    model.
 
     Args:
         settings: the keys under `reward`.
@@ -46,8 +47,8 @@ class EpisodeScorer:
         experiment_name: `trainer.experiment_name`.
 
     Raises:
-        AgentSystemError: a manager or function that does not exist or has a wrong signature, or a pattern
-            that matches no agent.
+        AgentSystemError: a manager or function that does not exist or has a wrong signature, or a
+            pattern that matches no agent.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class EpisodeScorer:
     async def score(self, record: EpisodeRecord, model: ReplyScorer | None = None) -> EpisodeRecord:
         """Return the episode with the rewards of the model, if there is one, and of all functions.
 
-        Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an episode of
-        parallel sampling. With `step` nothing remains to be done: the model has scored every candidate when
-        it was tried.
+        Of a tree with `rollout.tree.returns=committed` the committed replies are rewarded as an
+        episode of parallel sampling. With `step` nothing remains to be done: the model has scored
+        every candidate when it was tried.
 
         Raises:
             AgentSystemError: a reward that is not a finite number, or belongs to no call.
@@ -165,8 +166,8 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _of_call(result: Any, where: str) -> Reward:
-    """Return the result of an agent's function for one call: a mapping holds terms, whose sum is the
-    reward.
+    """Return the result of an agent's function for one call: a mapping holds terms, whose sum is
+    the reward.
     """
     if isinstance(result, Mapping):
         terms = _terms(result, where)
@@ -189,7 +190,9 @@ def _terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
-    """Return the record with the terms and the team reward, which arrives at the end of the episode."""
+    """Return the record with the terms and the team reward, which arrives at the end of the
+    episode.
+    """
     record = replace(
         record, reward_terms={**record.reward_terms, **_terms(reward.terms, "the reward manager")}
     )
@@ -197,9 +200,9 @@ def _with_episode(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
         return record
     if getattr(reward.value, "ndim", isinstance(reward.value, (list, tuple))):
         raise AgentSystemError(
-            "the reward manager gave a list as the team reward; rewards of tokens or spans are of one call: "
-            "with the manager `episode` return a mapping that names it, such as {0: [...]} or "
-            f"{{{record.samples[0].agent_id!r}: [...]}}"
+            "the reward manager gave a list as the team reward; rewards of tokens or spans are of "
+            "one call: with the manager `episode` return a mapping that names it, such as {0: "
+            f"[...]}} or {{{record.samples[0].agent_id!r}: [...]}}"
         )
     return record.with_team_reward(finite(reward.value, "the team reward", "the reward manager"))
 
@@ -209,8 +212,8 @@ def _of_generations(
 ) -> list[list[Reward]]:
     """Return the rewards of every generation, which add up and replace the environment's.
 
-    An earlier generation of a call has the sum of the last one's; a reward that the manager gave to itself
-    replaces the last one's.
+    An earlier generation of a call has the sum of the last one's; a reward that the manager gave to
+    itself replaces the last one's.
     """
     paid: dict[int, list[Reward]] = {i: [] for i in range(len(samples))}
     for place, value in reward.local.items():
@@ -279,8 +282,8 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
 
 
 def _with_committed(tree: EpisodeRecord, committed_episode: EpisodeRecord) -> EpisodeRecord:
-    """Return a tree with the rewards of its committed replies as an episode; the rewards on their own forks
-    stay.
+    """Return a tree with the rewards of its committed replies as an episode; the rewards on their
+    own forks stay.
     """
     committed = {id(s): p for s, p in zip(tree.committed, committed_episode.samples, strict=True)}
     return replace(

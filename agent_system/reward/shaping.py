@@ -34,8 +34,8 @@ class CallPositions:
 
     Attributes:
         turn, turns: number of its turn, from 1, and turns of the episode.
-        hop, hops: number of its call in the episode, from 1, and calls of the episode; the generations of a
-            call share its number.
+        hop, hops: number of its call in the episode, from 1, and calls of the episode; the
+            generations of a call share its number.
     """
 
     turn: np.ndarray
@@ -55,7 +55,9 @@ def turn_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig
 
 
 def discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
-    """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` per turn."""
+    """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` per
+    turn.
+    """
     return rewards * settings.shaping_gamma ** (at.turns - at.turn)
 
 
@@ -65,7 +67,9 @@ def hop_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig)
 
 
 def hop_discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
-    """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` per call."""
+    """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` per
+    call.
+    """
     return rewards * settings.shaping_gamma ** (at.hops - at.hop)
 
 

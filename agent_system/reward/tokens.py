@@ -18,18 +18,19 @@ def token_rewards(reward_items: Sequence[Any], sample: Sample, prefix: Prefix, w
     """Return one reward per token of the reply, `[response_len]`.
 
     Args:
-        reward_items: one number per token, or triples (start, end, reward) of characters in `Sample.text`. A
-            span's reward is placed on the token that completes its text, the last token whose text is in it;
-            spans may overlap, and rewards of one token add up. No span at all, as for a reply without text,
-            is a reward of 0. Tokens that were not sampled have none: a span that ends in a tool message is
-            placed on the last token before it.
-        sample: the reply. One without token ids, from behind an API, has a single place for the sum.
+        reward_items: one number per token, or triples (start, end, reward) of characters in
+            `Sample.text`. A span's reward is placed on the token that completes its text, the last
+            token whose text is in it; spans may overlap, and rewards of one token add up. No span
+            at all, as for a reply without text, is a reward of 0. Tokens that were not sampled have
+            none: a span that ends in a tool message is placed on the last token before it.
+        sample: the reply. One without token ids, from behind an API, has a single place for the
+            sum.
         prefix: decodes the beginning of a reply.
         where: origin of the rewards, for messages.
 
     Raises:
-        AgentSystemError: a wrong number of rewards, one on a token that was not sampled, a span outside the
-            text, or a reward that is not a finite number.
+        AgentSystemError: a wrong number of rewards, one on a token that was not sampled, a span
+            outside the text, or a reward that is not a finite number.
     """
     count = len(sample.generation.token_ids)
     if len(reward_items) and not any(isinstance(item, (tuple, list)) for item in reward_items):
@@ -75,7 +76,7 @@ def _span(item: Any, length: int, where: str) -> tuple[int, int, Any]:
     whole = isinstance(item, (tuple, list)) and len(item) == 3 and all(type(at) is int for at in item[:2])
     if not whole or not 0 <= item[0] < item[1] <= length:
         raise AgentSystemError(
-            f"{where} has the span {item!r:.80}; expected (start, end, reward) with 0 <= start < end <= "
-            f"{length}, the characters of the reply"
+            f"{where} has the span {item!r:.80}; expected (start, end, reward) with 0 <= start < "
+            f"end <= {length}, the characters of the reply"
         )
     return item[0], item[1], item[2]

@@ -1,5 +1,5 @@
-"""A reward function on one real task before training: whether it gives in a thread of the run what it gives
-in the main thread.
+"""A reward function on one real task before training: whether it gives in a thread of the run what
+it gives in the main thread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LONGEST_S = 10.0
 
 
 def try_function(settings: RewardConfig, task: Task) -> None:
-    """Warn if verl's `compute_score` gives another score, or an error, in a thread of the run than in the
-    main thread.
+    """Warn if verl's `compute_score` gives another score, or an error, in a thread of the run than
+    in the main thread.
 
-    It is called with the ground truth of a task as the solution: in a thread, where errors that it handles
-    are watched, and in the main thread. Functions of episodes are not tried, since there is no episode yet.
+    It is called with the ground truth of a task as the solution: in a thread, where errors that it
+    handles are watched, and in the main thread. Functions of episodes are not tried, since there is
+    no episode yet.
 
     Args:
         settings: names the function.
@@ -62,8 +63,8 @@ def try_function(settings: RewardConfig, task: Task) -> None:
     ):  # not a function that draws random numbers
         name = getattr(function, "__qualname__", type(function).__name__)
         logger.warning(
-            "reward.custom_reward_function: %s gives %s for a task in a thread of the run, where it is "
-            "called, and %s in the main thread; let it do what needs the main thread in a process of its own",
+            "reward.custom_reward_function: %s gives %s for a task in a thread of the run, where "
+            "it is called, and %s in the main thread; let it do what needs the main thread in a process of its own",
             name,
             in_thread,
             in_main,

@@ -1,4 +1,6 @@
-"""Collection of episodes: prompts within the length limit, one coroutine per episode, one batch per step."""
+"""Collection of episodes: prompts within the length limit, one coroutine per episode, one batch per
+step.
+"""
 
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding

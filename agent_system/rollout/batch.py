@@ -21,21 +21,23 @@ def build_batch(
     token_rewards: bool = False,
     reward_terms: Mapping[str, Collection[str]] | None = None,
 ) -> DataProto | None:
-    """Return one row per trained sample of the episodes that did not fail, in their order; None when there is
-    no such sample.
+    """Return one row per trained sample of the episodes that did not fail, in their order; None
+    when there is no such sample.
 
-    Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`, `attention_mask`,
-    `position_ids` [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool messages),
-    `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
-    Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a call its
-    reward before penalties, which the last one has as well; 0 of others; `replies`, `partial_replies` and
-    `partial_span`: number of its generations, of those with several weight versions, and the most steps
-    between the first and the last version of one. With `critic_prompts` (see `joint_prompts`) also
-    `critic_prompts` [bsz, Pc] left-padded and `critic_prompt_mask` [bsz, Pc]; with `token_rewards` also
-    `token_rewards` [bsz, R] float64, 0 where a token has none. With `reward_terms` (agent -> names) each of
-    these terms is a column, NaN where a call has none or its agent does not learn from it. With
-    `greedy_baselines` the column `reward_baselines` has the reward of the greedy reply to the row's call; of
-    a call without one, the mean reward of its candidates.
+    Tensors: `prompts` [bsz, P] left-padded, `responses` [bsz, R] right-padded, `input_ids`,
+    `attention_mask`, `position_ids` [bsz, P + R], `response_mask` [bsz, R] (0 for padding and tool
+    messages), `rollout_log_probs` [bsz, R] float32. P and R are the longest of the batch.
+    Objects: the sample fields of `_columns`, and `repeated_reward`: of an earlier generation of a
+    call its reward before penalties, which the last one has as well; 0 of others; `replies`,
+    `partial_replies` and
+    `partial_span`: number of its generations, of those with several weight versions, and the most
+    steps between the first and the last version of one. With `critic_prompts` (see `joint_prompts`)
+    also `critic_prompts` [bsz, Pc] left-padded and `critic_prompt_mask` [bsz, Pc]; with
+    `token_rewards` also `token_rewards` [bsz, R] float64, 0 where a token has none. With
+    `reward_terms` (agent -> names) each of these terms is a column, NaN where a call has none or
+    its agent does not learn from it. With `greedy_baselines` the column `reward_baselines` has the
+    reward of the greedy reply to the row's call; of a call without one, the mean reward of its
+    candidates.
     """
     rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
     if not rows:
@@ -91,8 +93,8 @@ def build_batch(
 def _pack(
     rows: Iterable[Sequence[Any]], dtype: Any, pad: np.ndarray, *, left: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of different lengths as one array [bsz, longest] and the mask of entries that are not
-    padding.
+    """Return rows of different lengths as one array [bsz, longest] and the mask of entries that are
+    not padding.
     """
     rows = list(rows)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))

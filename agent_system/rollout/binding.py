@@ -57,8 +57,8 @@ class AgentBinding:
     async def replies(
         self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
     ) -> Sequence[Generation]:
-        """Request `n` replies from the engine with one request; see `GenerateRequest`. Raise RolloutError
-        when it cannot be served.
+        """Request `n` replies from the engine with one request; see `GenerateRequest`. Raise
+        RolloutError when it cannot be served.
         """
         replies = await self.client.generate(
             GenerateRequest(prompt.ids, sampling, n, self.adapter, seed, request_id, priority)
@@ -66,8 +66,8 @@ class AgentBinding:
         return [self._cut(reply, sampling.stop) for reply in replies] if sampling.stop else replies
 
     def _cut(self, reply: Generation, stop: Sequence[str]) -> Generation:
-        """Cut a reply after the token that completes the first of the texts `stop`, special tokens included;
-        keep it whole without one.
+        """Cut a reply after the token that completes the first of the texts `stop`, special tokens
+        included; keep it whole without one.
         """
 
         def contains_stop(count: int) -> bool:
@@ -86,5 +86,7 @@ class AgentBinding:
         return ChatTemplate(self.tokenizer, self.template_kwargs)
 
     def text_of(self, generation: Generation, prompt: str = "") -> str:
-        """Return the reply to a prompt as text, without the tokens around it; see `ChatTemplate.text_of`."""
+        """Return the reply to a prompt as text, without the tokens around it; see
+        `ChatTemplate.text_of`.
+        """
         return self.chat.text_of(generation.token_ids, prompt)

@@ -45,9 +45,11 @@ class AgentRuntime:
         return self if agent is self.agent else replace(self, agent=agent, prompts=self.prompts.of(agent))
 
     def begin(self, task: Task, history_length: int) -> AgentRuntime:
-        """Return the runtime of a new episode, in which an agent with state has an object of its own.
+        """Return the runtime of a new episode, in which an agent with state has an object of its
+        own.
 
-        Raises AgentSystemError when the state cannot be copied, and the errors of `BaseAgent.start`.
+        Raises AgentSystemError when the state cannot be copied, and the errors of
+        `BaseAgent.start`.
         """
         if not self.agent.stateful:
             return self
@@ -85,8 +87,8 @@ class EpisodeSpec:
 
     @property
     def env_uid(self) -> str:
-        """Part of the environment's seed: a greedy episode has the environment of the group that it is a
-        baseline for.
+        """Part of the environment's seed: a greedy episode has the environment of the group that it
+        is a baseline for.
         """
         return self.uid.removesuffix(GREEDY_SUFFIX)
 
@@ -132,11 +134,12 @@ class Call:
         prior_replies: number of replies in the episode when the prompt was built.
         seed: seed of the request.
         before: the agent at the beginning of the call, before its summary and its first round.
-        summary: the generation of a summary with which the call began, and its reply; None for a call without
-            one.
-        so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong to the
-            anchor.
-        own_sampling: sampling parameters of this call alone; None: those of the agent in this episode.
+        summary: the generation of a summary with which the call began, and its reply; None for a
+            call without one.
+        so_far: the tool calls and results before this round of a `ToolAgent`, as texts; they belong
+            to the anchor.
+        own_sampling: sampling parameters of this call alone; None: those of the agent in this
+            episode.
     """
 
     spec: EpisodeSpec
@@ -165,7 +168,9 @@ class Call:
         return self.own_sampling or self.spec.sampling_of(self.runtime.binding)
 
     def read(self, generation: Generation) -> Reply:
-        """Decode and project one reply. The state of the call's agent does not change: a copy projects."""
+        """Decode and project one reply. The state of the call's agent does not change: a copy
+        projects.
+        """
         text = self.runtime.binding.text_of(generation, self.prompt.text)
         agent = self.runtime.agent.fork()
         return Reply(generation, text, agent.project(text), agent)
@@ -223,12 +228,13 @@ class Call:
         return reply
 
     async def generate(self, n: int, clock: EpisodeClock) -> Sequence[Generation | None]:
-        """Request `n` replies from the engine or server with one request; None stands for an aborted or empty
-        reply.
+        """Request `n` replies from the engine or server with one request; None stands for an
+        aborted or empty reply.
 
         Raises:
-            RolloutError: no reply of a server within `clock.call_s` seconds, or of an engine that sampled
-                nothing for as long; only aborted or empty replies; a wrong number of replies or log-probs.
+            RolloutError: no reply of a server within `clock.call_s` seconds, or of an engine that
+                sampled nothing for as long; only aborted or empty replies; a wrong number of
+                replies or log-probs.
         """
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
@@ -245,13 +251,13 @@ class Call:
                 raise
             why = f": {error}" if isinstance(error, EngineStuckError) else ""
             raise RolloutError(
-                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s (policy "
-                f"{binding.policy_id}){why}"
+                f"no reply for {binding.agent_id} within rollout.call_timeout_s={clock.call_s:g} s "
+                f"(policy {binding.policy_id}){why}"
             ) from error
         if len(replies) != n:
             raise RolloutError(
-                f"asked the engine of {binding.policy_id} for {n} {'reply' if n == 1 else 'replies'}, got "
-                f"{len(replies)}"
+                f"asked the engine of {binding.policy_id} for {n} "
+                f"{'reply' if n == 1 else 'replies'}, got {len(replies)}"
             )
         whole = [
             None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r

@@ -38,9 +38,8 @@ from agent_system.rollout.template_trials import (
 )
 from agent_system.rollout.tokens import decode, encode_all, special_tokens, text_after
 from agent_system.tools.formats import OfferedTools, Syntax, split_calls, with_calls
-from agent_system.tools.formats.derive import TrialCall, derived
 from agent_system.tools.formats.named import NAMED
-from agent_system.tools.formats.syntax import NUMBER
+from agent_system.tools.formats.syntax import NUMBER, TrialCall
 from verl.protocol.template_time import template_clock
 from verl.protocol.turns import shared_start, turn_end_ids
 
@@ -742,6 +741,8 @@ class ChatTemplate:
 
     def _form(self, as_text: bool, empty: str | None, numbered: bool) -> CallForm | None:
         """Return the form of calls if a syntax reads back what this template shows of them."""
+        from agent_system.tools.formats.derive import derived  # of templates that show calls alone
+
         first, second, hard = (
             numbered_call(call, place) if numbered else call
             for call, place in ((FIRST, 0), (SECOND, 1), (HARD, 0))

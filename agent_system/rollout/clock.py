@@ -12,8 +12,8 @@ REPLY_S = 1.0
 
 
 class EpisodeClock:
-    """As `asyncio.timeout`, but it stands still while engines generate: a busy engine is slow, and a stuck
-    one ends the call.
+    """As `asyncio.timeout`, but it stands still while engines generate: a busy engine is slow, and
+    a stuck one ends the call.
 
     The first `REPLY_S` seconds of a reply count, so that an endless loop of calls ends too.
 
@@ -52,7 +52,9 @@ class EpisodeClock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Let the clock stand still while an engine generates a reply; several may at the same time."""
+        """Let the clock stand still while an engine generates a reply; several may at the same
+        time.
+        """
         self._change(1)
         try:
             yield

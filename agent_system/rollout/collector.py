@@ -51,12 +51,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class CollectResult:
-    """The result of one collection. It has no generated repr, because asyncio computes the repr of a task's
-    result, with all its texts.
+    """The result of one collection. It has no generated repr, because asyncio computes the repr of
+    a task's result, with all its texts.
 
     Attributes:
-        batch: one row per trained sample, ordered by task, episode, call and candidate; None when there is
-            none.
+        batch: one row per trained sample, ordered by task, episode, call and candidate; None when
+            there is none.
         episodes: all episodes in the order of tasks, failed ones included.
         metrics: see `collect_metrics`.
     """
@@ -103,8 +103,8 @@ class GroupPlayer:
     async def play(
         self, task: Task, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> list[EpisodeRecord]:
-        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th appearance of
-        the task.
+        """Play `n` episodes of a task: those that `Collector.collect` plays for the `number`-th
+        appearance of the task.
 
         Raises as `EpisodePlayer.play` does.
         """
@@ -121,11 +121,15 @@ class GroupPlayer:
         self._player.set_open(to_more)
 
     def rows(self, episodes: Sequence[EpisodeRecord]) -> DataProto | None:
-        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
+        """Return the batch of `result`, as far as it can be known without the other groups of the
+        step.
+        """
         return self._collector._result(episodes, self._collector.settings).batch
 
     async def result(self, episodes: Sequence[EpisodeRecord]) -> CollectResult:
-        """Return the result of whole groups, which is that of `Collector.collect` for the same episodes."""
+        """Return the result of whole groups, which is that of `Collector.collect` for the same
+        episodes.
+        """
         return await self._collector._collected(episodes, self._player)
 
 
@@ -148,8 +152,9 @@ class Collector:
         `settings.reward.model`.
 
         Raises:
-            AgentSystemError: an agent of the orchestra has no binding, the environment does not support tree
-                sampling, the orchestra rejects the team, or a reward function cannot be loaded or called.
+            AgentSystemError: an agent of the orchestra has no binding, the environment does not
+                support tree sampling, the orchestra rejects the team, or a reward function cannot
+                be loaded or called.
         """
         if settings.tree is not None:
             from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
@@ -167,8 +172,8 @@ class Collector:
         orchestra.check(agents, env.make, forks=settings.tree is not None)
         if issubclass(orchestra.memory_class, SummaryMemory):
             raise AgentSystemError(
-                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, which an "
-                "agent writes; make it the memory_class of an agent"
+                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
+                "which an agent writes; make it the memory_class of an agent"
             )
         check_tool_agents(
             agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
@@ -215,12 +220,12 @@ class Collector:
         workers: EnvWorkers | None = None,
         reward_model: RewardModel | None = None,
     ) -> Collector:
-        """Build a collector from registered names: the team is `bindings`, its agents looked up in the
-        orchestra's scope first.
+        """Build a collector from registered names: the team is `bindings`, its agents looked up in
+        the orchestra's scope first.
 
         Raises:
-            AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra without a
-                binding.
+            AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra
+                without a binding.
         """
         orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(
             orchestra_options, orchestra_type
@@ -235,8 +240,8 @@ class Collector:
         return cls(orchestra, agents, env, bindings, settings, workers, reward_model)
 
     def first_prompt_lengths(self, agent_id: str, tasks: Sequence[Task]) -> list[int]:
-        """Return for every task the tokens of an agent's first prompt: its templates with the task, without
-        team context or memory.
+        """Return for every task the tokens of an agent's first prompt: its templates with the task,
+        without team context or memory.
 
         0 where they are not known: for an agent behind an API, and a team that is a program.
         """
@@ -255,8 +260,8 @@ class Collector:
     def _first_length(
         self, runtime: AgentRuntime, task: Task, variables: Mapping[str, Any], memory: Memory
     ) -> int:
-        """Return the tokens of the first prompt of an agent with state; 0 if its `start` fails, which will
-        cost the task's episodes.
+        """Return the tokens of the first prompt of an agent with state; 0 if its `start` fails,
+        which will cost the task's episodes.
 
         Raises AgentSystemError when the state after `start` cannot be copied.
         """
@@ -285,8 +290,9 @@ class Collector:
     ) -> CollectResult:
         """Play `n` episodes of every task.
 
-        The result depends on tasks, seeds and weights, never on which episode ends first. An episode whose
-        environment worker died is played once more; if that worker dies as well, it has failed.
+        The result depends on tasks, seeds and weights, never on which episode ends first. An
+        episode whose environment worker died is played once more; if that worker dies as well, it
+        has failed.
 
         Args:
             tasks: the step's tasks; a task that is listed twice makes two groups.
@@ -294,12 +300,14 @@ class Collector:
             step: training step; part of group ids and seeds.
             validate: use `val_sampling`.
             greedy: decode greedily; group ids end in `GREEDY_SUFFIX`.
-            attempt: number of this collection in the step, from 0; each has its own group ids and seeds.
+            attempt: number of this collection in the step, from 0; each has its own group ids and
+                seeds.
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: the share of failed episodes, or of candidates left out of the trees of the
-                other episodes, is above `max_failure_rate`; the message groups the causes.
+            TooManyFailuresError: the share of failed episodes, or of candidates left out of the
+                trees of the other episodes, is above `max_failure_rate`; the message groups the
+                causes.
             AgentSystemError: a local reward outside `reward.propagation.local_range`.
         """
         specs = _specs(tasks, n, step, validate, greedy, attempt)
@@ -319,8 +327,8 @@ class Collector:
 
     @asynccontextmanager
     async def playing(self, window: int) -> AsyncIterator[EpisodePlayer]:
-        """Yield a player of episodes. Connections to servers are closed when the last of several players
-        ends.
+        """Yield a player of episodes. Connections to servers are closed when the last of several
+        players ends.
 
         Args:
             window: number of episodes to which `max_failure_rate` applies.
@@ -333,7 +341,8 @@ class Collector:
             def start(spec: EpisodeSpec) -> Episode:
                 episode = Episode(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings)
                 episode.sampler = partial(sampled_call, episode)
-                # a validation, and an episode that is a baseline, show what the team does without a choice
+                # a validation, and an episode that is a baseline, show what the team does without a
+                # choice
                 if settings.tree is not None and not (spec.validate or spec.greedy):
                     from agent_system.rollout.tree_call import TreeCalls  # of tree sampling alone
 
@@ -394,8 +403,8 @@ class Collector:
         return load_episodes(folder)
 
     def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Return several training collections as one: rows and episodes in their order, rewards and metrics
-        computed over all.
+        """Return several training collections as one: rows and episodes in their order, rewards and
+        metrics computed over all.
         """
         joined = self._result([e for result in results for e in result.episodes], self.settings)
         counts = Counter[str]()
@@ -433,14 +442,16 @@ class Collector:
         return CollectResult(batch, records, metrics)
 
     def _warn_of_shared_state(self) -> None:
-        """Warn once of each agent that the first episodes have changed although all episodes share it."""
+        """Warn once of each agent that the first episodes have changed although all episodes share
+        it.
+        """
         for name, before in self._shared.items():
             after = own_data(self.runtimes[name].agent)
             if changed := sorted(key for key in before | after if before.get(key) != after.get(key)):
                 logger.warning(
-                    "agent %r changed its attribute %s during an episode, but all episodes share one agent "
-                    "that does not override start(), those of a validation too; set the attribute in "
-                    "start(self, task) to give every episode its own",
+                    "agent %r changed its attribute %s during an episode, but all episodes share "
+                    "one agent that does not override start(), those of a validation too; set the "
+                    "attribute in start(self, task) to give every episode its own",
                     name, ", ".join(map(repr, changed)),
                 )  # fmt: skip
         self._shared = {}
@@ -475,9 +486,9 @@ class Collector:
                 if record.term(sample, name) is None:
                     came = sorted({*sample.reward_terms, *record.reward_terms})
                     raise AgentSystemError(
-                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a sample, and no "
-                        f"reward function gave {sample.agent_id} a term of that name in turn {sample.turn}; "
-                        f"terms that came: {', '.join(came) or 'none'}"
+                        f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a "
+                        f"sample, and no reward function gave {sample.agent_id} a term of that "
+                        f"name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
                     )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:

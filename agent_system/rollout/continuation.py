@@ -1,9 +1,9 @@
-"""The prompt after a reply: the tokens that were sent and sampled, where the chat template goes on from them,
-else its own rendering.
+"""The prompt after a reply: the tokens that were sent and sampled, where the chat template goes on
+from them, else its own rendering.
 
-What the template makes of the whole conversation decides. If it begins with the prompt and the reply, as text
-or as tokens, the tokens that were sampled stand and those of the rest follow: of several tokenizations of a
-text the sampled one is to be trained.
+What the template makes of the whole conversation decides. If it begins with the prompt and the
+reply, as text or as tokens, the tokens that were sampled stand and those of the rest follow: of
+several tokenizations of a text the sampled one is to be trained.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class NextPrompt:
     Attributes:
         text: its text.
         ids: its tokens.
-        rewritten: why it does not begin with all tokens of the last prompt and reply; empty if it does.
+        rewritten: why it does not begin with all tokens of the last prompt and reply; empty if it
+            does.
     """
 
     text: str
@@ -46,8 +47,8 @@ class Continuation:
     def __init__(
         self, chat: ChatTemplate, encode: Callable[[str], tuple[int, ...]], keep_thinking: bool = False
     ) -> None:
-        """Set the template and the encoder of its texts; `keep_thinking` goes on from thinking that the
-        template would leave out.
+        """Set the template and the encoder of its texts; `keep_thinking` goes on from thinking that
+        the template would leave out.
         """
         self._chat = chat
         self._tokenizer = chat.tokenizer
@@ -60,7 +61,8 @@ class Continuation:
         Args:
             prompt: the last prompt.
             reply: what was sampled for it.
-            whole: what the template shows of the conversation with the reply and the messages after it.
+            whole: what the template shows of the conversation with the reply and the messages after
+                it.
         """
         sampled = tuple(reply.token_ids)
         reply_text = text_after(self._tokenizer, prompt.ids, sampled)
@@ -93,8 +95,8 @@ class Continuation:
     def _by_text(
         self, prompt: Prompt, sampled: tuple[int, ...], reply_text: str, whole: str
     ) -> NextPrompt | None:
-        """Return the next prompt if the conversation begins with the text of the last prompt and of the
-        reply.
+        """Return the next prompt if the conversation begins with the text of the last prompt and of
+        the reply.
         """
         if not whole.startswith(prompt.text) or not whole.startswith(reply_text, len(prompt.text)):
             return None
@@ -102,8 +104,8 @@ class Continuation:
         return NextPrompt(whole, (*prompt.ids, *sampled, *self._encode(rest)))
 
     def _by_tokens(self, prompt: Prompt, sampled: tuple[int, ...], whole: str) -> NextPrompt | None:
-        """Return the next prompt if the tokens of the conversation begin with those that were sent, or with
-        others of the same text.
+        """Return the next prompt if the tokens of the conversation begin with those that were sent,
+        or with others of the same text.
 
         For vocabularies that add or take away blanks, so that texts alone cannot be compared.
         """
@@ -126,8 +128,8 @@ class Continuation:
         )
 
     def _aligned(self, prefix_text: str, whole: str) -> int | None:
-        """Return where a conversation goes on after what was sent, thinking in both left aside; None if
-        something else differs.
+        """Return where a conversation goes on after what was sent, thinking in both left aside;
+        None if something else differs.
         """
         left = self._thinking.sub("", prefix_text)
         place = count = 0
@@ -154,7 +156,7 @@ class Continuation:
 
 
 def texts_of_tokens(chat: ChatTemplate, ids: Sequence[int]) -> list[str]:
-    """Return the text of every token as it stands inside a text: alone, some vocabularies take a blank from
-    its beginning.
+    """Return the text of every token as it stands inside a text: alone, some vocabularies take a
+    blank from its beginning.
     """
     return [text_after(chat.tokenizer, chat.anchor, [token]) for token in ids]

@@ -1,8 +1,8 @@
-"""Client of an OpenAI-compatible server that replies for an agent: one request per reply, with timeouts,
-retries and a size limit.
+"""Client of an OpenAI-compatible server that replies for an agent: one request per reply, with
+timeouts, retries and a size limit.
 
-Answers are untrusted text: they are parsed as JSON and otherwise only quoted, at most 200 characters, with
-the key masked.
+Answers are untrusted text: they are parsed as JSON and otherwise only quoted, at most 200
+characters, with the key masked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_ANSWER_BYTES = 8 << 20
 # Characters of an answer in which the key is masked, and the longest escaped form of a key there.
 MAX_SEARCHED_CHARS = 1 << 16
 MAX_KEY_CHARS = 1 << 13
-# HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all from 500
-# on.
+# HTTP statuses that are retried: request timeout, conflict, too early, too many requests; and all
+# from 500 on.
 RETRIED_STATUSES = (408, 409, 425, 429)
 MAX_WAIT_S = 60.0
 SEEDS = 2**31
@@ -72,7 +72,9 @@ class _RetryableError(Exception):
 
 
 class Slots:
-    """As `asyncio.Semaphore`, for waiters of different priority: those with the lowest number go on first."""
+    """As `asyncio.Semaphore`, for waiters of different priority: those with the lowest number go on
+    first.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -107,8 +109,8 @@ class Slots:
 
 
 class Endpoint:
-    """The server of one agent. Connections belong to an event loop: `close` in it before a request from
-    another one.
+    """The server of one agent. Connections belong to an event loop: `close` in it before a request
+    from another one.
     """
 
     def __init__(self, agent_id: str, config: ApiConfig, api_key: str | None = None) -> None:
@@ -120,8 +122,8 @@ class Endpoint:
             api_key: value of the environment variable `config.api_key_env`.
 
         Raises:
-            AgentSystemError: the key contains a control character, or there is a key and `base_url` contains
-                a password.
+            AgentSystemError: the key contains a control character, or there is a key and `base_url`
+                contains a password.
         """
         printable_key(api_key or "", f"the server of {agent_id}")
         if api_key and password(config.base_url):
@@ -165,11 +167,12 @@ class Endpoint:
             sampling: `max_tokens`, `temperature` and `top_p` are sent.
             seed: sent too; many servers sample deterministically with it.
             retries: attempts beyond the first; None takes `max_retries`.
-            priority: as of a `GenerateRequest`, of requests that wait because of `max_concurrent_requests`.
+            priority: as of a `GenerateRequest`, of requests that wait because of
+                `max_concurrent_requests`.
 
         Raises:
-            EndpointError: no attempt gave a reply, or the server rejects the request with a status that is
-                not retried.
+            EndpointError: no attempt gave a reply, or the server rejects the request with a status
+                that is not retried.
         """
         attempts = 1 + (self.config.max_retries if retries is None else retries)
         body = self._body(messages, sampling, seed % SEEDS)
@@ -226,8 +229,8 @@ class Endpoint:
         raise EndpointError(f"{self._name()} refuses the request with {cause}")
 
     def _quoted(self, text: str) -> str:
-        """Return the beginning of a server's text in one line, with secrets masked: some servers quote the
-        key.
+        """Return the beginning of a server's text in one line, with secrets masked: some servers
+        quote the key.
         """
         line = " ".join(text.split())
         clean = masked(line[:MAX_SEARCHED_CHARS], self._api_key, password(self.config.base_url))

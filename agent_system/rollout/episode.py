@@ -1,8 +1,9 @@
-"""One episode: its state, its turns and its record. An orchestra plays turns in an environment until the
-environment is done.
+"""One episode: its state, its turns and its record. An orchestra plays turns in an environment
+until the environment is done.
 
-How a call of an agent gets its reply is decided beside it, by one kind of calls for each way to sample:
-`sampled_call` (one reply per call), `tree_call` (`rollout.sampling=tree`), `program_call` (the gateway).
+How a call of an agent gets its reply is decided beside it, by one kind of calls for each way to
+sample: `sampled_call` (one reply per call), `tree_call` (`rollout.sampling=tree`), `program_call`
+(the gateway).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Episode:
         waiting_for: what it waits for, for the message of a time limit.
         env: its environment.
         forks: forks of the environment.
-        turn: the current turn; None after the end of the episode, and in a tree while the environment makes
-            its step.
+        turn: the current turn; None after the end of the episode, and in a tree while the
+            environment makes its step.
         tasks: tasks that end with the episode at the latest.
         agents: the agents in their present states, from the beginning of `run`.
         ledger: the rewards.
@@ -93,8 +94,8 @@ class Episode:
     async def run(self) -> None:
         """Play until the environment is done or `max_steps` turns are over.
 
-        Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming what the
-        episode was waiting for.
+        Raises the errors of the orchestra, the environment and the engine, and TimeoutError naming
+        what the episode was waiting for.
         """
         resources = EpisodeResources()
         resources.enter()
@@ -112,7 +113,8 @@ class Episode:
         finally:
             self.over = True
             self.waiting_for = f"{self.env.name}.close()"
-            # calls use resources and the environment, so these close after them, whatever fails before
+            # calls use resources and the environment, so these close after them, whatever fails
+            # before
             try:
                 await self.tasks.cancel_others(self.spec.traj_uid)
             finally:
@@ -162,8 +164,8 @@ class Episode:
         return outcome
 
     def finish(self, outcome: Outcome) -> None:
-        """End the episode with an outcome that the team made itself, without the environment. Raise TurnOver
-        after its end.
+        """End the episode with an outcome that the team made itself, without the environment. Raise
+        TurnOver after its end.
         """
         turn = self.require_turn()
         self.turn = None
@@ -189,8 +191,8 @@ class Episode:
         return self.agents.now(agent_id)
 
     def new_call(self, turn: Turn, agent_id: str, runtime: AgentRuntime, step: str = "") -> Call:
-        """Return the next call of a turn, without its prompt and what the agent alone observes; `step` as in
-        `CallContext`.
+        """Return the next call of a turn, without its prompt and what the agent alone observes;
+        `step` as in `CallContext`.
         """
         number = turn.number(runtime.role)
         return Call(
@@ -224,8 +226,8 @@ class Episode:
         return await self.env.observation("observe", role) if self.env.has_observe else turn.observation
 
     async def reply(self, call: Call) -> tuple[Reply, int]:
-        """Request the reply to a call; return it with its place in the order of replies. Raise TurnOver if it
-        is late.
+        """Request the reply to a call; return it with its place in the order of replies. Raise
+        TurnOver if it is late.
         """
         reply = await call.reply(self.clock)
         self.refuse_late(call)
@@ -243,12 +245,16 @@ class Episode:
         self.samples.append(call.sample(reply, order, tools=tools))
 
     def keep_summary(self, call: Call, sample: Sample) -> None:
-        """Keep the sample of the summary with which a call began; it shares the rewards of the call."""
+        """Keep the sample of the summary with which a call began; it shares the rewards of the
+        call.
+        """
         self.samples.append(sample)
         self.ledger.rounds[(call.turn, sample.call)] = call.number
 
     def finish_call(self, call: Call, reply: Reply, turn: Turn) -> None:
-        """Go on with a reply: its agent as it is after it, and the entry that the other agents read."""
+        """Go on with a reply: its agent as it is after it, and the entry that the other agents
+        read.
+        """
         self.agents.finish(call, reply)
         turn.record(call.place, call.entry(reply))
 
@@ -275,15 +281,15 @@ class Episode:
         runtime = self.runtimes.get(agent_id)
         if runtime is None:
             raise AgentSystemError(
-                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self.runtimes)}; agents: "
-                f"{', '.join(self.runtimes)} (turn.act and Outcome.local name agents, BaseOrchestra.agents "
-                "lists them)"
+                f"no agent {agent_id!r} in this run{did_you_mean(agent_id, self.runtimes)}; "
+                f"agents: {', '.join(self.runtimes)} (turn.act and Outcome.local name agents, "
+                "BaseOrchestra.agents lists them)"
             )
         return runtime
 
     def record(self, failure: str | None = None) -> EpisodeRecord:
-        """Return the record of the episode, every reward where it arrived; `assign_rewards` computes the
-        samples' rewards from it.
+        """Return the record of the episode, every reward where it arrived; `assign_rewards`
+        computes the samples' rewards from it.
         """
         ledger = self.ledger
         task = self.spec.task

@@ -1,4 +1,6 @@
-"""Exact copies of episodes on disk, without pickle: JSON lines, and the numbers of tokens as safetensors."""
+"""Exact copies of episodes on disk, without pickle: JSON lines, and the numbers of tokens as
+safetensors.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ TENSORS = {
 
 
 def save_episodes(episodes: Sequence[EpisodeRecord], folder: Path) -> None:
-    """Write episodes; values of `info`, `fields` and tasks that JSON does not have become texts, as in
-    trajectory files.
+    """Write episodes; values of `info`, `fields` and tasks that JSON does not have become texts, as
+    in trajectory files.
     """
     long: dict[str, list[Sequence[float]]] = {name: [] for name in TENSORS}
     with (folder / EPISODES).open("w") as file:

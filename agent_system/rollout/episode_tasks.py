@@ -30,8 +30,8 @@ class EpisodeTasks:
         return task
 
     async def cancel_others(self, episode: str) -> None:
-        """Cancel all tasks but the running one and wait for them; abandon with a warning those that ignore
-        the cancellation.
+        """Cancel all tasks but the running one and wait for them; abandon with a warning those that
+        ignore the cancellation.
         """
         me = asyncio.current_task()
         while others := [

@@ -23,8 +23,8 @@ class Forks:
         self._ended = False
 
     async def make(self, origin: EnvHandle) -> EnvHandle:
-        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed with the
-        others.
+        """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed
+        with the others.
         """
         await self._one_at_a_time.acquire()  # environments need not support concurrent copies
         making = _keep(self._making, asyncio.create_task(self._make(origin)))
@@ -32,20 +32,24 @@ class Forks:
         return await asyncio.shield(making)
 
     def adopt(self, fork: EnvHandle, before: EnvHandle) -> EnvHandle:
-        """Return `fork` as the environment of the episode; the environment `before` it will be closed."""
+        """Return `fork` as the environment of the episode; the environment `before` it will be
+        closed.
+        """
         self._open.remove(fork)
         self._open.add(before)
         return fork
 
     async def prune(self) -> None:
-        """Close all forks but the environment of the episode, concurrently; failures to close are logged."""
+        """Close all forks but the environment of the episode, concurrently; failures to close are
+        logged.
+        """
         self._close_all()
         if self._closing:
             await asyncio.wait(self._closing)
 
     async def end(self, env: EnvHandle) -> None:
-        """Close the environment of the episode as well, and forks that are still being made as soon as they
-        exist.
+        """Close the environment of the episode as well, and forks that are still being made as soon
+        as they exist.
 
         Raises the error of `env.close`.
         """

@@ -20,12 +20,12 @@ class Ledger:
     Attributes:
         turns: `Outcome.team` of `step`, one per turn.
         acts: `Outcome.team` of `act` by (turn, call).
-        rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds of a
-            `ToolAgent`, a summary.
-        unheard: (turn, call) of replies to a program that no client has got, and of rounds of a `ToolAgent`'s
-            call that failed.
-        delivered: place in the order of replies, by (turn, call), of those to a program that a client has
-            got.
+        rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds
+            of a `ToolAgent`, a summary.
+        unheard: (turn, call) of replies to a program that no client has got, and of rounds of a
+            `ToolAgent`'s call that failed.
+        delivered: place in the order of replies, by (turn, call), of those to a program that a
+            client has got.
     """
 
     def __init__(self, env_name: str, agent_lookup: Callable[[str], object]) -> None:
@@ -33,8 +33,8 @@ class Ledger:
 
         Args:
             env_name: the environment's class, for messages.
-            agent_lookup: called with the agent names of `Outcome.local`; raises for a name that is not in the
-                run.
+            agent_lookup: called with the agent names of `Outcome.local`; raises for a name that is
+                not in the run.
         """
         self.turns: list[float] = []
         self.acts: dict[tuple[int, int], float] = {}
@@ -48,8 +48,8 @@ class Ledger:
 
     @property
     def team_reward(self) -> float:
-        """Sum over the episode, added in order of turns and calls, so that it does not depend on the order of
-        concurrent replies.
+        """Sum over the episode, added in order of turns and calls, so that it does not depend on
+        the order of concurrent replies.
         """
         steps = {(turn, math.inf): reward for turn, reward in enumerate(self.turns, start=1)}
         total = 0.0
@@ -58,7 +58,9 @@ class Ledger:
         return total
 
     def turn_rewards(self, unheard: Sequence[Sample]) -> tuple[float, ...]:
-        """Return `turns`, to which the rewards of `act` belong that followed replies that nobody heard."""
+        """Return `turns`, to which the rewards of `act` belong that followed replies that nobody
+        heard.
+        """
         unheard_rewards = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
         return tuple(
             reward + sum(act for of, act in unheard_rewards if of == turn)
@@ -66,8 +68,8 @@ class Ledger:
         )
 
     def local(self, turn: int, call: int) -> float:
-        """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0 for a call
-        without any.
+        """Return the sum of a call's local rewards, added in a fixed order like `team_reward`; 0
+        for a call without any.
         """
         return sum(reward for _, reward in sorted(self._local.get((turn, call), {}).items()))
 
@@ -77,11 +79,11 @@ class Ledger:
         return NEVER if place in self.unheard else self.delivered.get(place, sample.order)
 
     def credit(self, sample: Sample) -> Sample:
-        """Return the sample with the rewards of its call. A candidate of a tree keeps the local reward of its
-        own fork as well.
+        """Return the sample with the rewards of its call. A candidate of a tree keeps the local
+        reward of its own fork as well.
 
-        An earlier generation of a call has the local reward of the last one, but not its `act_reward`, which
-        would count twice.
+        An earlier generation of a call has the local reward of the last one, but not its
+        `act_reward`, which would count twice.
         """
         if not sample.committed:
             return sample
@@ -116,7 +118,8 @@ class Ledger:
         """Record the rewards of `step` at the end of the current turn.
 
         Raises:
-            AgentSystemError: a non-finite reward, or a local reward that belongs to no call of the turn.
+            AgentSystemError: a non-finite reward, or a local reward that belongs to no call of the
+                turn.
         """
         where = f"{self._env_name}.step() at the end of turn {len(self.turns)}"
         self.turns[-1] = finite(outcome.team, "team", where)
@@ -124,8 +127,8 @@ class Ledger:
             self._share(outcome.local, (len(self.turns), math.inf), where)
         elif outcome.local:
             raise AgentSystemError(
-                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping by agent "
-                "name or call number: {'Agent Name': 1.0} or {0: 1.0}"
+                f"step() returned local={outcome.local!r}, which belongs to no call; use a mapping "
+                f"by agent name or call number: {{'Agent Name': 1.0}} or {{0: 1.0}}"
             )
 
     def _share(self, local: Mapping[int | str, float], source: tuple[int, float], where: str) -> None:
@@ -144,15 +147,15 @@ class Ledger:
                 places = [(turn, self.rounds.get((turn, key), key))]
             else:
                 raise AgentSystemError(
-                    f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls (numbered "
-                    "from 0)"
+                    f"Outcome.local names call {key}, but turn {turn} had {len(callers)} calls "
+                    "(numbered from 0)"
                 )
             for place in places:
                 self._add(place, source, value, where, f" for {self._callers[place[0] - 1][place[1]]}")
 
     def _latest(self, agent_id: str, turn: int) -> list[tuple[int, int]]:
-        """Return the (turn, call) of an agent's last call before a turn whose reply was heard, in a list;
-        empty when there is none.
+        """Return the (turn, call) of an agent's last call before a turn whose reply was heard, in a
+        list; empty when there is none.
         """
         for earlier in range(turn - 1, 0, -1):
             calls = self._heard(
@@ -173,7 +176,9 @@ class Ledger:
 
 
 def _with_local(sample: Sample, local: float) -> Sample:
-    """Return the sample with a local reward of the episode; in a tree it keeps that of its fork beside it."""
+    """Return the sample with a local reward of the episode; in a tree it keeps that of its fork
+    beside it.
+    """
     return (
         replace(sample, local_reward=local)
         if sample.fork_reward is None

@@ -30,14 +30,14 @@ def collect_metrics(
     branching: Collection[str] = (),
     in_workers: Sequence[float] = (),
 ) -> dict[str, float]:
-    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the sandbox's
-    failures since its start.
+    """Return `episode/*`, `env/*` and `agent/<name>/*` over the episodes that did not fail, and the
+    sandbox's failures since its start.
 
     Args:
         episodes: all episodes of one collection.
         agent_ids: agents of the team; an agent without calls has `calls` 0 and no other metric.
-        branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree metrics are
-            over their calls.
+        branching: the agents whose calls have several candidates (`rollout.sampling=tree`); tree
+            metrics are over their calls.
         in_workers: the sandbox's failures in each environment worker.
     """
     finished_episodes = [e for e in episodes if not e.failed]
@@ -119,8 +119,8 @@ def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
 
 
 def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return mean and standard deviation of every term of reward functions, over episodes and calls, and per
-    agent over its calls.
+    """Return mean and standard deviation of every term of reward functions, over episodes and
+    calls, and per agent over its calls.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -138,8 +138,8 @@ def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str]) -> dict[str, float]:
-    """Return candidates per call, candidates that could not be scored, and shares of calls whose candidates
-    differ or tie in reward.
+    """Return candidates per call, candidates that could not be scored, and shares of calls whose
+    candidates differ or tie in reward.
     """
     calls = {
         key: call_candidates
@@ -157,8 +157,8 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
 
 
 def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Return the mean of every score over the episodes that report it; `success` and the team reward are
-    under `episode/`, counts of the gateway under `gateway/`.
+    """Return the mean of every score over the episodes that report it; `success` and the team
+    reward are under `episode/`, counts of the gateway under `gateway/`.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:

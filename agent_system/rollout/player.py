@@ -1,5 +1,5 @@
-"""Plays episodes one by one, with the limits that hold for all of them: threads, concurrency, and the share
-that may fail.
+"""Plays episodes one by one, with the limits that hold for all of them: threads, concurrency, and
+the share that may fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from verl.utils.names import listed
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
-# Time for the tasks, resources and environments of an episode to close, which have limits of their own.
+# Time for the tasks, resources and environments of an episode to close, which have limits of their
+# own.
 CLOSING_S = 120.0
 SCORING = "the reward functions"
 
@@ -44,8 +45,8 @@ class EpisodePlayer:
 
     Attributes:
         start: makes an episode.
-        score: calls the reward functions on the record of a finished episode; the clock stands still while a
-            reward model is awaited.
+        score: calls the reward functions on the record of a finished episode; the clock stands
+            still while a reward model is awaited.
         slots: as `rollout.max_concurrent_episodes`.
         limit_s: `rollout.episode_timeout_s`.
         score_s: `reward.timeout_s`.
@@ -71,8 +72,8 @@ class EpisodePlayer:
 
     @property
     def end_s(self) -> float:
-        """Seconds after which an episode that has begun has ended, or is abandoned, without the time that
-        `limit_s` leaves out.
+        """Seconds after which an episode that has begun has ended, or is abandoned, without the
+        time that `limit_s` leaves out.
         """
         return self.limit_s + self.score_s + CLOSING_S + 2 * END_TIMEOUT_S
 
@@ -86,14 +87,15 @@ class EpisodePlayer:
         (self._open.set if to_more else self._open.clear)()
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[EpisodeRecord]:
-        """Play episodes concurrently and return their records, failed ones included, in the order of `specs`.
+        """Play episodes concurrently and return their records, failed ones included, in the order
+        of `specs`.
 
         An episode whose environment worker died is played once more, with the same seeds.
 
         Raises:
             EngineGoneError: an engine's process died.
-            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups the causes
-                and names groups.
+            TooManyFailuresError: more than `rate` of `window` episodes failed; the message groups
+                the causes and names groups.
         """
         tasks = [asyncio.create_task(self._play(spec)) for spec in specs]
         try:
@@ -104,8 +106,8 @@ class EpisodePlayer:
             await _cancel(tasks)
 
     def check_left_out(self, records: Sequence[EpisodeRecord]) -> None:
-        """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the last ones,
-        failed.
+        """Raise TooManyFailuresError if more than `rate` of the candidates of these episodes, the
+        last ones, failed.
         """
         failures = self._left_out
         self._left_out = []
@@ -136,8 +138,8 @@ class EpisodePlayer:
     async def _run(self, spec: EpisodeSpec) -> tuple[Episode, asyncio.Task[EpisodeRecord]]:
         """Play an episode in a task of its own, which it may cancel itself, and return both.
 
-        An episode whose code ignores the end of its time is abandoned: its task may go on, but its calls get
-        no reply.
+        An episode whose code ignores the end of its time is abandoned: its task may go on, but its
+        calls get no reply.
         """
         episode = self.start(spec)
         task = asyncio.create_task(self._scored(episode), name=spec.traj_uid)
@@ -159,7 +161,9 @@ class EpisodePlayer:
         return episode, task
 
     async def _scored(self, episode: Episode) -> EpisodeRecord:
-        """Play an episode and call the reward functions; an error of these costs the episode as any other."""
+        """Play an episode and call the reward functions; an error of these costs the episode as any
+        other.
+        """
         try:
             await episode.run()
             episode.waiting_for = SCORING
@@ -178,8 +182,8 @@ class EpisodePlayer:
 
 
 def _error(task: asyncio.Task[EpisodeRecord]) -> BaseException | None:
-    """Return the error with which an episode's task ended; none of one that was abandoned and goes on, or
-    cancelled.
+    """Return the error with which an episode's task ended; none of one that was abandoned and goes
+    on, or cancelled.
     """
     return task.exception() if task.done() and not task.cancelled() else None
 
@@ -213,8 +217,8 @@ def _grouped(failures: Sequence[Failure], failed: int, total: int, of: str, allo
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[EpisodeRecord]]) -> None:
-    """Cancel tasks that have not ended, so that none outlives its caller; asyncio logs no errors of tasks
-    that nobody awaits.
+    """Cancel tasks that have not ended, so that none outlives its caller; asyncio logs no errors of
+    tasks that nobody awaits.
     """
     left = [task for task in tasks if not task.done()]
     for task in left:

@@ -1,4 +1,6 @@
-"""A call of an agent whose prompt a program has made: requests to the gateway (`agent_system.gateway`)."""
+"""A call of an agent whose prompt a program has made: requests to the gateway
+(`agent_system.gateway`).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from verl.protocol.generate import RolloutError, SamplingParams, StructureError
 
 
 class ProgramCalls:
-    """The calls that a program makes in an episode. A reply counts as heard by other calls, and is trained,
-    once it is delivered.
+    """The calls that a program makes in an episode. A reply counts as heard by other calls, and is
+    trained, once it is delivered.
     """
 
     def __init__(self, episode: Episode, max_open_calls: int) -> None:
@@ -25,8 +27,8 @@ class ProgramCalls:
 
         Args:
             episode: the episode.
-            max_open_calls: requests that may be generated at the same time; the others wait, in the order in
-                which they came.
+            max_open_calls: requests that may be generated at the same time; the others wait, in the
+                order in which they came.
         """
         self._episode = episode
         self._slots = asyncio.Semaphore(max_open_calls)
@@ -42,19 +44,20 @@ class ProgramCalls:
         seed: Sequence[int | str] = (),
         client_seed: int | None = None,
     ) -> list[tuple[Call, Reply]]:
-        """Sample replies to a prompt that is ready, as `n` calls of the turn with one request to the engine.
+        """Sample replies to a prompt that is ready, as `n` calls of the turn with one request to
+        the engine.
 
         Args:
             agent_id: an agent of the run.
             prompt: its prompt.
             sampling: parameters of the request.
             n: number of calls.
-            seed: parts of the seed besides those of episode and agent; empty: turn and number of the call, as
-                of an orchestra's calls.
+            seed: parts of the seed besides those of episode and agent; empty: turn and number of
+                the call, as of an orchestra's calls.
             client_seed: a number that the seed depends on as well.
 
-        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one aborted
-        reply among several. After a StructureError the calls do not exist.
+        Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one
+        aborted reply among several. After a StructureError the calls do not exist.
         """
         episode = self._episode
         turn = episode.require_turn()
@@ -73,12 +76,13 @@ class ProgramCalls:
         ]
         episode.waiting_for = f"the reply of {calls[0].label}"
         async with self._slots:
-            # the episode may have ended while the request waited, by a step or by the reaction to a reply
+            # the episode may have ended while the request waited, by a step or by the reaction to a
+            # reply
             episode.require_turn()
             if turn.done:
                 raise TurnOver(
-                    f"the environment ended the episode in turn {turn.step}, while a call of {agent_id} "
-                    "waited"
+                    f"the environment ended the episode in turn {turn.step}, while a call of "
+                    f"{agent_id} waited"
                 )
             try:
                 generations = await calls[0].generate(n, episode.clock)
@@ -95,7 +99,8 @@ class ProgramCalls:
             reply = call.read(generation)
             episode.keep(call, reply, NEVER)
             episode.agents.finish(call, reply)
-            # replies are acted out one at a time: the action of one may end the episode for the others
+            # replies are acted out one at a time: the action of one may end the episode for the
+            # others
             async with self._acting:
                 if not turn.done:
                     await episode.act(call, reply, turn)
@@ -108,7 +113,8 @@ class ProgramCalls:
         for call, reply in replies:
             place = (call.turn, call.number)
             episode.ledger.unheard.discard(place)
-            # a client that repeats its request gets the same reply again, which was heard the first time
+            # a client that repeats its request gets the same reply again, which was heard the first
+            # time
             if place not in episode.ledger.delivered:
                 episode.ledger.delivered[place] = episode.reply_count
                 episode.reply_count += 1

@@ -1,5 +1,5 @@
-"""From an agent's messages to token ids within the length limit: the oldest context is dropped first, the
-question never.
+"""From an agent's messages to token ids within the length limit: the oldest context is dropped
+first, the question never.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
 CACHED_PROMPTS = 4096
-# version of `marshal` that writes equal values as equal bytes: later ones write which objects are the same
+# version of `marshal` that writes equal values as equal bytes: later ones write which objects are
+# the same
 VALUES_ONLY = 2
 
 
@@ -50,23 +51,23 @@ class SpecialTokens:
     """The special tokens of a tokenizer, and other tokens around messages, as text."""
 
     def __init__(self, tokenizer: Any, others: Collection[str] = (), allowed: Collection[str] = ()) -> None:
-        """Set the tokens: those of the vocabulary and `others`, without those that are `allowed` in a
-        text.
+        """Set the tokens: those of the vocabulary and `others`, without those that are `allowed` in
+        a text.
         """
         special = sorted({*special_tokens(tokenizer), *others} - {*allowed}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, special))) if special else None
 
     def removed(self, messages: list[Message]) -> list[Message]:
-        """Return the messages without special tokens in their texts: a reply with "<|im_end|>" must not end
-        another's message.
+        """Return the messages without special tokens in their texts: a reply with "<|im_end|>" must
+        not end another's message.
         """
         if self._pattern is None:
             return messages
         return [{name: self._cleaned(value) for name, value in message.items()} for message in messages]
 
     def _cleaned(self, value: Any) -> Any:
-        """Return a field of a message without special tokens in any of its texts, names of arguments
-        included.
+        """Return a field of a message without special tokens in any of its texts, names of
+        arguments included.
         """
         if isinstance(value, str):
             return self.cleaned(value)
@@ -75,8 +76,8 @@ class SpecialTokens:
         return [self._cleaned(item) for item in value] if isinstance(value, list) else value
 
     def cleaned(self, text: str) -> str:
-        """Return a text without special tokens. A token that forms where another one was taken out is
-        replaced by a blank.
+        """Return a text without special tokens. A token that forms where another one was taken out
+        is replaced by a blank.
         """
         if self._pattern is None or self._pattern.search(text) is None:
             return text
@@ -128,9 +129,9 @@ class PromptBuilder:
         self.chat = ChatTemplate(tokenizer, template_kwargs)
         if not self.chat.source:
             raise AgentSystemError(
-                f"the tokenizer of {agent.agent_id!r} ({tokenizer.name_or_path or type(tokenizer).__name__}) "
-                "has no chat template; use an instruction-tuned model, or set "
-                "data.apply_chat_template_kwargs.chat_template"
+                f"the tokenizer of {agent.agent_id!r} "
+                f"({tokenizer.name_or_path or type(tokenizer).__name__}) has no chat template; use "
+                "an instruction-tuned model, or set data.apply_chat_template_kwargs.chat_template"
             )
         # one that raises may show the messages of this agent, which have other fields
         if self.chat.hides_texts:
@@ -156,9 +157,9 @@ class PromptBuilder:
     def build(self, variables: Mapping[str, Any], entries: Sequence[Entry], memory: Memory) -> Prompt:
         """Return the prompt of one call, shortened to `max_prompt_length` tokens if necessary.
 
-        Dropped in this order: entries of the team context from the oldest on, remembered turns from the
-        oldest on, the beginning of the newest entry. The system message, the question and the template are
-        always kept.
+        Dropped in this order: entries of the team context from the oldest on, remembered turns from
+        the oldest on, the beginning of the newest entry. The system message, the question and the
+        template are always kept.
 
         Args:
             variables: variables of the templates, without `team_context` and `memory`.
@@ -180,13 +181,14 @@ class PromptBuilder:
             if cut is not None:
                 return replace(cut, dropped=len(entries) + memory.parts)
         raise PromptTooLongError(
-            f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, more than "
-            f"{self._length_key}={self.max_prompt_length}; raise it or shorten the template"
+            f"the prompt of {self.agent.agent_id!r} has {shortest} tokens without any context, "
+            f"more than {self._length_key}={self.max_prompt_length}; raise it or shorten the "
+            "template"
         )
 
     def first_lengths(self, variables: Sequence[Mapping[str, Any]], memory: Memory) -> list[int]:
-        """Return the lengths in tokens of first prompts, without context and without shortening; missing
-        variables count as empty.
+        """Return the lengths in tokens of first prompts, without context and without shortening;
+        missing variables count as empty.
 
         Return 0 for all if the agent's templates cannot be filled without them.
 
@@ -205,8 +207,8 @@ class PromptBuilder:
             TypeError,
             ValueError,
         ) as error:
-            # Templates may need values that only the orchestra or environment has; their length is then
-            # checked when they are used.
+            # Templates may need values that only the orchestra or environment has; their length is
+            # then checked when they are used.
             logger.warning(
                 "prompts of %r cannot be measured before they are used: %r", self.agent.agent_id, error
             )
@@ -215,8 +217,8 @@ class PromptBuilder:
         return [len(ids) for ids in encode_all(self.tokenizer, texts)]
 
     def _cut(self, variables: Mapping[str, Any], entry: Entry, memory: Memory) -> tuple[Prompt | None, int]:
-        """Return the prompt with the longest fitting end of the newest entry (a solution ends with its
-        answer), and the shortest length.
+        """Return the prompt with the longest fitting end of the newest entry (a solution ends with
+        its answer), and the shortest length.
 
         The prompt is None if even the shortest end does not fit.
         """
@@ -260,8 +262,8 @@ class PromptBuilder:
         return prompt
 
     def _key(self, messages: list[Message]) -> bytes | None:
-        """Return what a prompt depends on: all that the template can see; None for values that only their own
-        class can compare.
+        """Return what a prompt depends on: all that the template can see; None for values that only
+        their own class can compare.
         """
         try:
             return marshal.dumps(messages, VALUES_ONLY)

@@ -1,5 +1,5 @@
-"""An agent behind an API, without a policy: chat messages go to a server, and its replies are text that is
-not trained on.
+"""An agent behind an API, without a policy: chat messages go to a server, and its replies are text
+that is not trained on.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class RemoteBinding:
     async def replies(
         self, prompt: Prompt, sampling: SamplingParams, n: int, seed: int, request_id: str, priority: int = 0
     ) -> Sequence[Generation]:
-        """Request `n` replies, each with its own request and seed; failed ones are replies with stop reason
-        `abort`.
+        """Request `n` replies, each with its own request and seed; failed ones are replies with
+        stop reason `abort`.
 
-        Results of tools are sent as the user's: without the calls, which a program's other agents made,
-        servers refuse them. Raises RolloutError when all fail.
+        Results of tools are sent as the user's: without the calls, which a program's other agents
+        made, servers refuse them. Raises RolloutError when all fail.
         """
         messages: list[Message] = [
             {**m, "role": "user"} if m["role"] == "tool" else m for m in prompt.messages
@@ -85,8 +85,8 @@ class RemoteBinding:
 
 
 class MessageBuilder:
-    """Builds the prompts of an agent behind an API. They are not shortened: the server enforces its own
-    limit.
+    """Builds the prompts of an agent behind an API. They are not shortened: the server enforces its
+    own limit.
     """
 
     def __init__(self, agent: BaseAgent) -> None:
@@ -106,8 +106,8 @@ class MessageBuilder:
 
 
 def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGeneration:
-    """Return the reply, cut after the first text of `stop`. Servers would leave the stop text out, so `stop`
-    is not sent to them.
+    """Return the reply, cut after the first text of `stop`. Servers would leave the stop text out,
+    so `stop` is not sent to them.
     """
     if isinstance(answer, BaseException):
         return RemoteGeneration((), (), "abort")

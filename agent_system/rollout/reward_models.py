@@ -1,8 +1,9 @@
-"""The models of `reward.model`: a sequence classifier, and a judge in an engine of the run or behind an API.
+"""The models of `reward.model`: a sequence classifier, and a judge in an engine of the run or
+behind an API.
 
-A judge reads replies that may be written to mislead it. They stand between lines with a code that depends on
-their own content, so that no reply can contain it, and the score is read from the last line of what the judge
-itself wrote, never from its prompt.
+A judge reads replies that may be written to mislead it. They stand between lines with a code that
+depends on their own content, so that no reply can contain it, and the score is read from the last
+line of what the judge itself wrote, never from its prompt.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class Judge:
     Args:
         binding: the judge's engine, or its server.
         settings: the keys under `reward.model`.
-        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`, `{mark}`,
-            `{lowest}`, `{highest}`.
+        template: the question, with `{conversation}`, `{reply}`, `{task}`, `{ground_truth}`,
+            `{mark}`, `{lowest}`, `{highest}`.
         seed: `data.seed`.
 
     Raises:
-        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's tokenizer has
-            no chat template.
+        AgentSystemError: the template names another variable or lacks `{reply}`, or the judge's
+            tokenizer has no chat template.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class Judge:
             )
 
     async def score(self, conversation: ScoredConversation, counts: Counter[str], priority: int = 0) -> float:
-        """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and `truncated`.
+        """Return the verdict, scaled to [0, 1]; `counts` gets `asked_again`, `unparsable` and
+        `truncated`.
 
         Raises:
-            AgentSystemError: no verdict can be read after all retries, or the conversation is longer than
-                `max_length`.
+            AgentSystemError: no verdict can be read after all retries, or the conversation is
+                longer than `max_length`.
             RolloutError: the engine or the server gives no reply.
         """
         digest = conversation.digest
@@ -113,8 +115,8 @@ class Judge:
             prompt = None
         if prompt is None or (prompt.dropped and not settings.truncate):
             raise AgentSystemError(
-                f"the judge's question{' without the conversation' if prompt is None else ''} is longer than "
-                f"reward.model.max_length={settings.max_length} tokens; raise it"
+                f"the judge's question{' without the conversation' if prompt is None else ''} is "
+                f"longer than reward.model.max_length={settings.max_length} tokens; raise it"
                 + (
                     ", or set reward.model.truncate=true to leave out the oldest part of the conversation"
                     if prompt
@@ -140,10 +142,10 @@ class Judge:
         if settings.unparsable_score is not None:
             return settings.unparsable_score
         raise AgentSystemError(
-            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line 'Score: x' "
-            f"with x from {settings.score_range[0]:g} to {settings.score_range[1]:g} within "
-            f"reward.model.response_length={settings.response_length} tokens, found at the end "
-            f"{text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
+            f"the judge gave no verdict in {settings.retries + 1} replies; expected a last line "
+            f"'Score: x' with x from {settings.score_range[0]:g} to {settings.score_range[1]:g} "
+            f"within reward.model.response_length={settings.response_length} tokens, found at the "
+            f"end {text[-80:]!r}; reward.model.unparsable_score gives such replies a score"
         )
 
     async def close(self) -> None:
@@ -167,8 +169,8 @@ class Classifier:
     def __init__(self, client: Any, tokenizer: Any, settings: RewardModelConfig) -> None:
         if not tokenizer.chat_template:
             raise AgentSystemError(
-                f"the tokenizer of reward.model.path={settings.path} has no chat template, which the model "
-                "is to read"
+                f"the tokenizer of reward.model.path={settings.path} has no chat template, which "
+                "the model is to read"
             )
         self._client = client
         self._tokenizer = tokenizer
@@ -188,8 +190,9 @@ class Classifier:
         (ids,) = encode_all(self._tokenizer, [str(text)])
         if len(ids) > limit and not self._settings.truncate:
             raise AgentSystemError(
-                f"a conversation of {len(ids)} tokens is longer than reward.model.max_length={limit}; raise "
-                "it, or set reward.model.truncate=true to cut its beginning"
+                f"a conversation of {len(ids)} tokens is longer than "
+                f"reward.model.max_length={limit}; raise it, or set reward.model.truncate=true to "
+                "cut its beginning"
             )
         counts["truncated"] += len(ids) > limit
         request = GenerateRequest(
@@ -204,8 +207,8 @@ class Classifier:
 
 
 def read_verdict(text: str, lowest: float, highest: float) -> float | None:
-    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none in the
-    range.
+    """Return the score in the last line of a judge's reply, scaled to [0, 1]; None if there is none
+    in the range.
     """
     lines = strip_thinking(text).splitlines()
     match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None

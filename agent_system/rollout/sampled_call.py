@@ -1,5 +1,5 @@
-"""A call of an agent that gets one reply, with which the episode goes on: `rollout.sampling=parallel`, which
-plays several episodes of a task.
+"""A call of an agent that gets one reply, with which the episode goes on:
+`rollout.sampling=parallel`, which plays several episodes of a task.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agent_system.turn import CallContext, Turn
 async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: CallContext) -> Projection:
     """Call an agent: sample its reply, let the environment react to it, and return its projection.
 
-    Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply that arrives
-    after the end of the episode, and the errors of the environment.
+    Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply
+    that arrives after the end of the episode, and the errors of the environment.
     """
     call = await prompted_call(episode, turn, agent_id, context)
     if call.runtime.agent.calls_tools:
@@ -37,7 +37,8 @@ async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: Cal
 
 
 async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: CallContext) -> Call:
-    """Number a call of an agent and build its prompt; an agent whose memory is due first writes a summary.
+    """Number a call of an agent and build its prompt; an agent whose memory is due first writes a
+    summary.
 
     Args:
         episode: the episode.

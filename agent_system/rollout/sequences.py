@@ -17,20 +17,21 @@ from verl.protocol.generate import Generation
 def join_generations(
     samples: Sequence[Sample], agents: Collection[str], text_of: Callable[[str, Generation], str]
 ) -> list[Sample]:
-    """Return samples of one episode, ordered by turn and call, in which those of each call of the `agents`
-    are joined.
+    """Return samples of one episode, ordered by turn and call, in which those of each call of the
+    `agents` are joined.
 
-    The joined sample has the first prompt; its response is all generations with the tokens between them,
-    which `Sample.response_mask` leaves out. A generation whose prompt does not continue the tokens of the
-    last prompt and reply begins a sample of its own, with the rewards of an earlier generation of the call. A
-    sample has the call number of its first generation; the tokens of tool messages belong to the version of
-    the weights that sampled those before. Prompts have at most `max_prompt_length` tokens, so that prompt and
-    response together have at most that many and those of one reply.
+    The joined sample has the first prompt; its response is all generations with the tokens between
+    them, which `Sample.response_mask` leaves out. A generation whose prompt does not continue the
+    tokens of the last prompt and reply begins a sample of its own, with the rewards of an earlier
+    generation of the call. A sample has the call number of its first generation; the tokens of tool
+    messages belong to the version of the weights that sampled those before. Prompts have at most
+    `max_prompt_length` tokens, so that prompt and response together have at most that many and
+    those of one reply.
 
     Args:
         samples: with the rewards of `Ledger.credit`.
-        agents: agents with `tool_samples=sequence`; samples of others, and of agents without tools, stay as
-            they are.
+        agents: agents with `tool_samples=sequence`; samples of others, and of agents without tools,
+            stay as they are.
         text_of: decodes a response of an agent.
     """
     calls: dict[tuple[int, int], list[Sample]] = defaultdict(list)
@@ -51,7 +52,9 @@ def join_generations(
 
 
 def _parts(generations: Sequence[Sample]) -> list[list[Sample]]:
-    """Return the generations in runs whose prompts each continue the tokens of the last prompt and reply."""
+    """Return the generations in runs whose prompts each continue the tokens of the last prompt and
+    reply.
+    """
     parts = [[generations[0]]]
     for before, after in pairwise(generations):
         so_far = before.prompt_ids + before.generation.token_ids

@@ -27,15 +27,15 @@ class CollectorSettings:
         max_failure_rate: `rollout.max_failure_rate`.
         episode_timeout_s: `rollout.episode_timeout_s`.
         call_timeout_s: `rollout.call_timeout_s`.
-        env_threads: `rollout.env_threads`, maximum number of threads for blocking environments, started on
-            demand; 1 or more.
-        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no prompts for
-            critics.
+        env_threads: `rollout.env_threads`, maximum number of threads for blocking environments,
+            started on demand; 1 or more.
+        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no
+            prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
-        reward_terms: agent -> named terms of rewards from which it learns (`algorithm.gdpo_reward_keys`);
-            columns of the batch.
-        greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the baseline of
-            the candidates.
+        reward_terms: agent -> named terms of rewards from which it learns
+            (`algorithm.gdpo_reward_keys`); columns of the batch.
+        greedy_baselines: agents whose calls in a tree get a greedy reply too, whose reward is the
+            baseline of the candidates.
         tool_sequences: agents whose generations with tools between them are one sample
             (`tool_samples=sequence`).
     """
@@ -67,18 +67,20 @@ class CollectorSettings:
 
     @property
     def tree_returns(self) -> str:
-        """`rollout.tree.returns`; `step` without a tree, whose episodes have the same rewards with either."""
+        """`rollout.tree.returns`; `step` without a tree, whose episodes have the same rewards with
+        either.
+        """
         return self.tree.returns if self.tree is not None else "step"
 
     def candidates(self, agent_id: str, trained: bool) -> int:
-        """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k` if it is
-        trained and 1 if not.
+        """Return the number of candidates per call of an agent in a tree: `k_per_agent`, else `k`
+        if it is trained and 1 if not.
         """
         return 1 if self.tree is None else self.tree.k_per_agent.get(agent_id, self.tree.k if trained else 1)
 
     def for_validation(self) -> CollectorSettings:
-        """Return the settings without penalties and critics' prompts: penalties apply in training only, not
-        in scores.
+        """Return the settings without penalties and critics' prompts: penalties apply in training
+        only, not in scores.
         """
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
         return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0, reward_terms={})

@@ -1,5 +1,5 @@
-"""What a run has to know of a chat template before it starts: calls, ends of turn, how conversations go on,
-and the time that it shows.
+"""What a run has to know of a chat template before it starts: calls, ends of turn, how
+conversations go on, and the time that it shows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TemplateFact:
 
 
 def template_facts(tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> list[TemplateFact]:
-    """Return what a template's renderings of known conversations say, for a tokenizer and more arguments of
-    its template.
+    """Return what a template's renderings of known conversations say, for a tokenizer and more
+    arguments of its template.
     """
     chat = ChatTemplate(tokenizer, kwargs)
     if not chat.source:
@@ -132,8 +132,8 @@ def _rewritten(
     more: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Return why the prompt after a reply does not begin with the prompt and the reply before; empty if it
-    does.
+    """Return why the prompt after a reply does not begin with the prompt and the reply before;
+    empty if it does.
     """
     try:
         prompt = chat.render([_ASKED], tools)

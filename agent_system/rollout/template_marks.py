@@ -15,7 +15,8 @@ class ReplyMarks:
     """Texts that a model writes around its thinking and its answer.
 
     Attributes:
-        field: the field of a message in which the template takes thinking; `content`: in tags in the text.
+        field: the field of a message in which the template takes thinking; `content`: in tags in
+            the text.
         begin, end: around the thinking.
         before: before the answer; empty for most models.
         lead, trail: blanks between the marks and the thinking.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.tools.formats import OfferedTools, Syntax, read_calls
-from agent_system.tools.formats.derive import TrialCall
 from agent_system.tools.formats.named import NAMED
+from agent_system.tools.formats.syntax import TrialCall
 
 
 def _schema(name: str, properties: Mapping[str, str]) -> dict[str, Any]:
@@ -80,7 +80,9 @@ def in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbered_call(call: TrialCall, place: int) -> TrialCall:
-    """Return a call with the id that it has at a place of a conversation where ids hold names and numbers."""
+    """Return a call with the id that it has at a place of a conversation where ids hold names and
+    numbers.
+    """
     return replace(call, id=f"functions.{call.name}:{place}")
 
 
@@ -102,8 +104,8 @@ def reads(syntax: Syntax, text: str, calls: Sequence[TrialCall]) -> bool:
 
 
 def mentioned(source: str, prompt: str, tokens: Collection[str]) -> tuple[Syntax, ...]:
-    """Return the syntaxes whose marks a template's prompt or the vocabulary names, and the form of JSON that
-    its source names.
+    """Return the syntaxes whose marks a template's prompt or the vocabulary names, and the form of
+    JSON that its source names.
     """
     named = [syntax for syntax in NAMED.values() if syntax.trigger and syntax.trigger in prompt]
     named += [syntax for syntax in NAMED.values() if syntax.trigger in tokens and syntax not in named]

@@ -12,8 +12,8 @@ from typing import Any
 
 CACHED_TOKENS = 2_000_000  # about 80 MB
 _CONTEXT = 8  # tokens before others that decide how these are written
-# Ends of these are cuts near a blank line that are known to be piece boundaries of the pre-tokenizer (see
-# `_blank_lines`).
+# Ends of these are cuts near a blank line that are known to be piece boundaries of the
+# pre-tokenizer (see `_blank_lines`).
 _AFTER = r"\n\n(?=[!-~])"
 _BEFORE_THE_LAST = r"\n(?=\n(?!{added})[!-~])"
 _SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?WORD+|NUMBER| ?[^\sMARKS\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -24,12 +24,14 @@ _KNOWN_SPLITS = {
 }  # Qwen 2 to 3.5, Llama 3
 
 
-# The same expressions and that of GPT-2 for ASCII texts, where letters are A to Z and numbers 0 to 9.
+# The same expressions and that of GPT-2 for ASCII texts, where letters are A to Z and numbers 0 to
+# 9.
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|NUMBER| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PIECES_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+"
-# Whole pieces, up to a space or the end of a line: many texts have the same ones, and they are half as many.
-# None of the expressions above matches a space or a line end between two other characters together with the
-# second one. Bounded, because what does not end in this way is tried again behind each of its pieces.
+# Whole pieces, up to a space or the end of a line: many texts have the same ones, and they are half
+# as many. None of the expressions above matches a space or a line end between two other characters
+# together with the second one. Bounded, because what does not end in this way is tried again behind
+# each of its pieces.
 _CHUNK = r" ?[!-~]{1,40}+(?:\n(?=[!-~])|(?= [!-~])|\Z)|"
 # A place where all of them begin a piece, whatever is before and after it.
 _CUT = re.compile(r"(?= [!-~])")
@@ -40,14 +42,14 @@ CACHED_PIECES, LONGEST_PIECE = 200_000, 80  # in number, in characters
 
 
 class Encoder:
-    """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an earlier
-    reply) is tokenized once.
+    """Token ids of prompts, with a cache of paragraphs: one that several prompts share (a task, an
+    earlier reply) is tokenized once.
 
-    A long paragraph is put together from the ids of its words and their pieces, most of which were met
-    before; what is not ASCII is tokenized with the words around it.
+    A long paragraph is put together from the ids of its words and their pieces, most of which were
+    met before; what is not ASCII is tokenized with the words around it.
 
-    The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank line encode
-    by paragraph, all others encode the whole text.
+    The ids are exactly those of the whole text: only tokenizers whose pieces cannot cross a blank
+    line encode by paragraph, all others encode the whole text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -62,8 +64,8 @@ class Encoder:
         self._chunk_ids = _Known(self._chunk)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of `text` without adding special tokens, which the chat template has already
-        inserted.
+        """Return the ids of `text` without adding special tokens, which the chat template has
+        already inserted.
         """
         if self._blank_lines is None:
             return encode_all(self._tokenizer, [text])[0]
@@ -97,7 +99,9 @@ class Encoder:
         return tuple(chain.from_iterable(map(self._chunk_ids.__getitem__, chunks)))
 
     def _chunk(self, text: str) -> tuple[int, ...]:
-        """Return the ids of an added token, of a chunk of pieces, or of words of which one is not ASCII."""
+        """Return the ids of an added token, of a chunk of pieces, or of words of which one is not
+        ASCII.
+        """
         assert self._pieces is not None
         added, piece, _ = self._pieces
         whole = not text.isascii() or added.fullmatch(text)
@@ -144,7 +148,8 @@ class _Parts:
 
     Attributes:
         model: name of the algorithm, such as BPE.
-        normalizer, steps: the normalizer and the steps of the pre-tokenizer, as in `tokenizer.json`.
+        normalizer, steps: the normalizer and the steps of the pre-tokenizer, as in
+            `tokenizer.json`.
         added: the added tokens.
     """
 
@@ -155,8 +160,8 @@ class _Parts:
 
 
 def _parts(tokenizer: Any) -> _Parts:
-    """Read the parts one by one: the whole `tokenizer.json` holds the vocabulary and takes seconds to write
-    and read.
+    """Read the parts one by one: the whole `tokenizer.json` holds the vocabulary and takes seconds
+    to write and read.
     """
     backend = tokenizer.backend_tokenizer
     normalizer, pre_tokenizer = (
@@ -172,10 +177,11 @@ def _parts(tokenizer: Any) -> _Parts:
 
 
 def _pieces(parts: _Parts) -> tuple[re.Pattern[str], ...] | None:
-    """Return expressions of the added tokens and, for ASCII, of pieces and chunks between them, of a
-    tokenizer of `_blank_lines`.
+    """Return expressions of the added tokens and, for ASCII, of pieces and chunks between them, of
+    a tokenizer of `_blank_lines`.
 
-    None for a tokenizer that looks for added tokens after its normalizer, or for some before others.
+    None for a tokenizer that looks for added tokens after its normalizer, or for some before
+    others.
     """
     normalized = {token.normalized for token in parts.added}
     if len(normalized) > 1 or (parts.normalizer and True in normalized):
@@ -191,14 +197,15 @@ def _pieces(parts: _Parts) -> tuple[re.Pattern[str], ...] | None:
 
 
 def _blank_lines(parts: _Parts) -> re.Pattern[str] | None:
-    r"""Return a pattern at whose ends a text may be cut without changing its token ids; None if no such
-    pattern is known.
+    r"""Return a pattern at whose ends a text may be cut without changing its token ids; None if no
+    such pattern is known.
 
-    BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back. Qwen's and
-    Llama's match a run of newlines with `\s*[\r\n]+` or at the end of punctuation, and none matches a newline
-    and the text after it: a piece ends after the run. GPT-2's `\s+(?!\S)` leaves the last newline of a run to
-    a separate piece, unless an added token is next: a piece ends before it. NFC does not compose newlines
-    with other characters. Added tokens are cut out first and must not extend over white space.
+    BPE merges inside the pieces of the pre-tokenizer, whose expressions look ahead, never back.
+    Qwen's and Llama's match a run of newlines with `\s*[\r\n]+` or at the end of punctuation, and
+    none matches a newline and the text after it: a piece ends after the run. GPT-2's `\s+(?!\S)`
+    leaves the last newline of a run to a separate piece, unless an added token is next: a piece
+    ends before it. NFC does not compose newlines with other characters. Added tokens are cut out
+    first and must not extend over white space.
     """
     if parts.model != "BPE" or (parts.normalizer or {"type": "NFC"}) != {"type": "NFC"}:
         return None
@@ -224,10 +231,11 @@ def _blank_lines(parts: _Parts) -> re.Pattern[str] | None:
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """Return the special tokens of a tokenizer, longest first: those that it has a name for, and those of its
-    vocabulary alone.
+    """Return the special tokens of a tokenizer, longest first: those that it has a name for, and
+    those of its vocabulary alone.
 
-    The files of Llama 3 and Gemma name the tokens at the ends of a text, not those of the chat template.
+    The files of Llama 3 and Gemma name the tokens at the ends of a text, not those of the chat
+    template.
     """
     tokens = {
         *tokenizer.all_special_tokens,
@@ -239,8 +247,8 @@ def special_tokens(tokenizer: Any) -> list[str]:
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the ids of every text without adding special tokens.
 
-    Fast tokenizers are called through their backend, which skips offsets and costs a third less CPU for the
-    same ids; not for a short text, which would be handed to another thread.
+    Fast tokenizers are called through their backend, which skips offsets and costs a third less CPU
+    for the same ids; not for a short text, which would be handed to another thread.
     """
     if not tokenizer.is_fast:
         return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
@@ -257,8 +265,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def text_after(tokenizer: Any, before: Sequence[int], ids: Sequence[int], special: bool = True) -> str:
-    """Return the text that tokens add after others, with special ones unless `special` is False: decoded
-    alone, some vocabularies take a blank from the start.
+    """Return the text that tokens add after others, with special ones unless `special` is False:
+    decoded alone, some vocabularies take a blank from the start.
     """
     if not before:
         return decode(tokenizer, ids, special)

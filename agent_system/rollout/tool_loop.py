@@ -1,5 +1,5 @@
-"""The rounds of a `ToolAgent`'s call: generation, tool calls, and the next prompt that continues the tokens
-exactly.
+"""The rounds of a `ToolAgent`'s call: generation, tool calls, and the next prompt that continues
+the tokens exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ToolPromptBuilder(PromptBuilder):
     """Builds the prompts of a `ToolAgent`.
 
     Attributes:
-        syntaxes: how its model writes calls: by the agent's format, or as the chat template shows them.
+        syntaxes: how its model writes calls: by the agent's format, or as the chat template shows
+            them.
     """
 
     agent: ToolAgent
@@ -51,8 +52,8 @@ class ToolPromptBuilder(PromptBuilder):
         self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
-                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks for "
-                f"<tool_call>; use tool_format=hermes (or auto), found {agent.tool_format!r}"
+                f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks "
+                f"for <tool_call>; use tool_format=hermes (or auto), found {agent.tool_format!r}"
             )
         if agent.tool_format != "auto":
             self.syntaxes = syntaxes_of(agent.tool_format)
@@ -76,8 +77,8 @@ class ToolPromptBuilder(PromptBuilder):
 
     @property
     def shown_tools(self) -> str:
-        """What prompts show of the tools of an agent with state, which may change them; empty for one
-        without.
+        """What prompts show of the tools of an agent with state, which may change them; empty for
+        one without.
         """
         if not self.agent.stateful:
             return ""
@@ -105,13 +106,13 @@ class ToolPromptBuilder(PromptBuilder):
         results: Sequence[Message],
         same_tools: bool = True,
     ) -> tuple[Prompt | None, bool]:
-        """Return the prompt after a reply and its tool results, and whether it does not begin with all tokens
-        of the last prompt and reply.
+        """Return the prompt after a reply and its tool results, and whether it does not begin with
+        all tokens of the last prompt and reply.
 
-        The template's rendering of the whole conversation decides, see `Continuation`. A call that cannot be
-        read, or whose id the template refuses, has no rendering of its own: the reply stands as it was
-        sampled, and what the template puts after calls follows. It is None when it is longer than
-        `max_prompt_length`.
+        The template's rendering of the whole conversation decides, see `Continuation`. A call that
+        cannot be read, or whose id the template refuses, has no rendering of its own: the reply
+        stands as it was sampled, and what the template puts after calls follows. It is None when it
+        is longer than `max_prompt_length`.
 
         Raises:
             AgentSystemError: the template cannot show the calls and their results.
@@ -189,14 +190,14 @@ class ToolPromptBuilder(PromptBuilder):
             return self._template(messages)
         except Exception as error:  # whatever a template raises for messages that it does not show
             raise AgentSystemError(
-                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their results: "
-                f"{error}; set data.apply_chat_template_kwargs.chat_template to one that can, or use an "
-                "agent without tools"
+                f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their "
+                f"results: {error}; set data.apply_chat_template_kwargs.chat_template to one that "
+                "can, or use an agent without tools"
             ) from error
 
     def _tail(self, prompt: Prompt, messages: list[Message], whole: str) -> str | None:
-        """Return the text that the template puts after a reply; None if it would not show all of the
-        reply.
+        """Return the text that the template puts after a reply; None if it would not show all of
+        the reply.
         """
         at = len(prompt.messages)
         reply_message = messages[at]
@@ -228,8 +229,8 @@ class ToolPromptBuilder(PromptBuilder):
         return whole[place + self.chat.end_of_calls(calls) :]
 
     def _joined(self, generation: Generation, tail: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the sampled tokens and those of the text after them, without what is in both; another end of
-        turn is left out.
+        """Return the sampled tokens and those of the text after them, without what is in both;
+        another end of turn is left out.
         """
         sampled = generation.token_ids
         rest = self._encoder.encode(tail)
@@ -262,8 +263,8 @@ class ToolPromptBuilder(PromptBuilder):
         return self.chat.render(messages, self._tools())
 
     def _described(self, messages: list[Message]) -> list[Message]:
-        """Return the messages for a template that knows no tools: their description in the system message,
-        results in a user message.
+        """Return the messages for a template that knows no tools: their description in the system
+        message, results in a user message.
         """
         text = self._special.cleaned(self.agent.describe_tools())
         rest = messages
@@ -282,8 +283,8 @@ class ToolPromptBuilder(PromptBuilder):
 
 
 async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, Reply]:
-    """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in the turn;
-    return the last one.
+    """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in
+    the turn; return the last one.
 
     Args:
         episode: the episode.
@@ -294,7 +295,8 @@ async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, R
     try:
         call, reply = await _rounds(episode, turn, call, numbers)
     except BaseException:
-        # the call has no result, so nobody hears of its rounds: they are neither rewarded nor trained
+        # the call has no result, so nobody hears of its rounds: they are neither rewarded nor
+        # trained
         episode.ledger.unheard.update((turn.step, number) for number in numbers)
         raise
     # the rewards of a call are recorded at its last round

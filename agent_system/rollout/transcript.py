@@ -1,4 +1,6 @@
-"""Prompts of a joint critic: the transcript of the episode before a reply, then the agent's own prompt."""
+"""Prompts of a joint critic: the transcript of the episode before a reply, then the agent's own
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from agent_system.rollout.tokens import encode_all
 def joint_prompts(
     episodes: Sequence[EpisodeRecord], tokenizers: Mapping[str, Any], limit: int
 ) -> list[tuple[int, ...]]:
-    """Return the token ids of transcript and prompt of every trained sample, in the order of `build_batch`.
+    """Return the token ids of transcript and prompt of every trained sample, in the order of
+    `build_batch`.
 
-    The transcript has a block `<agent>: <reply>` for each reply of the episode, earlier turns included, that
-    existed when the call's prompt was built. It is encoded with the tokenizer of the sample's policy; its
-    oldest tokens are cut so that it fits before the prompt.
+    The transcript has a block `<agent>: <reply>` for each reply of the episode, earlier turns
+    included, that existed when the call's prompt was built. It is encoded with the tokenizer of the
+    sample's policy; its oldest tokens are cut so that it fits before the prompt.
 
     Args:
         episodes: all episodes; failed ones are skipped.

@@ -71,8 +71,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are compared with,
-    if there is one.
+    """A call, its scored candidates, the chosen candidate, and the greedy reply that they are
+    compared with, if there is one.
     """
 
     call: Call
@@ -82,7 +82,8 @@ class CandidateSet:
 
 
 class SimultaneousCalls:
-    """Calls of one turn, in the order in which they entered; the order of their answers has no effect.
+    """Calls of one turn, in the order in which they entered; the order of their answers has no
+    effect.
 
     Attributes:
         turn: the turn of the calls.
@@ -96,8 +97,8 @@ class SimultaneousCalls:
 
         Args:
             turn: the turn of the calls.
-            start: called once, when every call has its candidates, has failed or was cancelled; starts the
-                commit of what `take` returns.
+            start: called once, when every call has its candidates, has failed or was cancelled;
+                starts the commit of what `take` returns.
         """
         self.turn = turn
         self.commit: asyncio.Task[None] | None = None
@@ -123,10 +124,11 @@ class SimultaneousCalls:
             self.commit.add_done_callback(self._end)
 
     async def settle(self, place: int, candidate_set: CandidateSet | None) -> None:
-        """Register the candidates of a finished call (None: it failed) and wait until all choices are
-        committed.
+        """Register the candidates of a finished call (None: it failed) and wait until all choices
+        are committed.
 
-        Calls continue in the order of their places. A call that is cancelled before `take` is left out.
+        Calls continue in the order of their places. A call that is cancelled before `take` is left
+        out.
 
         Raises:
             BaseException: the error of a failed commit.
@@ -172,14 +174,18 @@ class TreeCalls:
         self._open: SimultaneousCalls | None = None
 
     async def end_turn(self) -> None:
-        """Wait until no call runs, and refuse later ones of the turn. Raise the error of a failed commit."""
+        """Wait until no call runs, and refuse later ones of the turn. Raise the error of a failed
+        commit.
+        """
         while self._open is not None:
             await self._finish(self._open)
         # the step changes the state on which candidates of this turn would be tried
         self._episode.turn = None
 
     async def sample(self, turn: Turn, agent_id: str, context: CallContext) -> Projection:
-        """Call an agent: sample K replies, try each on a fork, and return the projection of a chosen one."""
+        """Call an agent: sample K replies, try each on a fork, and return the projection of a
+        chosen one.
+        """
         episode = self._episode
         # choices are being committed: the state of which the candidates need forks comes after that
         while self._open is not None and self._open.commit is not None:
@@ -191,8 +197,8 @@ class TreeCalls:
             )
         if turn is not episode.turn:
             raise AgentSystemError(
-                f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn must await "
-                "its calls"
+                f"{agent_id} was called after turn {turn.step}; with rollout.sampling=tree a turn "
+                "must await its calls"
             )
         self._open = self._open or SimultaneousCalls(
             turn, lambda calls: episode.tasks.start(self._commit(calls))
@@ -202,8 +208,8 @@ class TreeCalls:
         try:
             candidate_set = await self._candidates(turn, agent_id, context)
         except Exception:
-            # the others go on without this call, which raises in its place among them: what the team does
-            # next does not depend on when it failed
+            # the others go on without this call, which raises in its place among them: what the
+            # team does next does not depend on when it failed
             await calls.settle(place, None)
             raise
         except BaseException:
@@ -228,11 +234,12 @@ class TreeCalls:
     async def _compare(
         self, call: Call, replies: Sequence[Generation | None], greedy: Generation | None
     ) -> CandidateSet:
-        """Try every reply, and a greedy one, on a fork of the environment, concurrently, and choose one of
-        `replies`.
+        """Try every reply, and a greedy one, on a fork of the environment, concurrently, and choose
+        one of `replies`.
 
-        Raises AgentSystemError with the first cause when no candidate could be scored, EnvWorkerError or
-        EngineGoneError when the environment's worker, or the reward model's engine, died.
+        Raises AgentSystemError with the first cause when no candidate could be scored,
+        EnvWorkerError or EngineGoneError when the environment's worker, or the reward model's
+        engine, died.
         """
         episode = self._episode
         numbered = [(number, reply) for number, reply in enumerate(replies) if reply is not None]
@@ -257,8 +264,8 @@ class TreeCalls:
         baseline = candidates.pop() if candidates and candidates[-1].number == len(replies) else None
         if not candidates:
             raise AgentSystemError(
-                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} could be "
-                f"scored: {type(causes[0]).__name__}: {causes[0]}"
+                f"none of the {len(replies)} candidates of {call.agent_id} in turn {call.turn} "
+                f"could be scored: {type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, episode.settings.reward.alpha) for c in candidates]
         winner = candidates[choose(self._keys, rewards, stable_seed(call.seed, "choice"))]
@@ -299,7 +306,8 @@ class TreeCalls:
             episode.refuse_late(candidate_set.call)
             self._keep(candidate_set, turn)
         if len(candidate_sets) == 1:
-            # the fork of the winner is the state after its action, and nothing else has happened meanwhile
+            # the fork of the winner is the state after its action, and nothing else has happened
+            # meanwhile
             winner = candidate_sets[0].winner
             episode.env = episode.forks.adopt(winner.env, episode.env)
             # without `act` the outcome is empty, and the call has no reward rather than one of 0
@@ -308,8 +316,8 @@ class TreeCalls:
         # no candidate is chosen from the other forks any more
         await episode.forks.prune()
         if len(candidate_sets) > 1:
-            # each fork knows the action of its own call alone, so the actions are applied to the environment
-            # that all forks were made of, in call order
+            # each fork knows the action of its own call alone, so the actions are applied to the
+            # environment that all forks were made of, in call order
             for candidate_set in candidate_sets:
                 # the action of an earlier call may have ended the episode
                 if not turn.done:
@@ -356,8 +364,8 @@ def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
 
 
 def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:
-    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by its
-    rewards or a reward model's.
+    """Raise AgentSystemError for an environment in which candidates cannot be tried, or compared by
+    its rewards or a reward model's.
     """
     if not env.overrides("fork"):
         raise AgentSystemError(
@@ -368,8 +376,8 @@ def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> No
     if not (by_model or env.overrides("act") or env.overrides("score")):
         raise AgentSystemError(
             "rollout.sampling=tree compares candidates by the rewards of act() or score(), but "
-            f"{env.__name__} has neither (rewards of step() come too late); define one of them, set "
-            "reward.model, or use rollout.sampling=parallel"
+            f"{env.__name__} has neither (rewards of step() come too late); define one of them, "
+            "set reward.model, or use rollout.sampling=parallel"
         )
 
 

@@ -1,7 +1,7 @@
 """Isolated execution of programs that a model wrote. See docs/sandbox.md.
 
-A run imports `shared.py` alone until its environment or one of its agents runs a program: all other names of
-the package are imported on demand.
+A run imports `shared.py` alone until its environment or one of its agents runs a program: all other
+names of the package are imported on demand.
 """
 
 from importlib import import_module

@@ -34,10 +34,11 @@ class OutputError(ValueError):
 
 
 class HttpSandbox(Sandbox):
-    """Sends each run to a server, at most `settings.workers` concurrently; a failure of the server gives a
-    result with its cause.
+    """Sends each run to a server, at most `settings.workers` concurrently; a failure of the server
+    gives a result with its cause.
 
-    Requests run on the sandbox's own event loop, so that connections outlive the event loops of callers.
+    Requests run on the sandbox's own event loop, so that connections outlive the event loops of
+    callers.
     """
 
     def __init__(self, settings: SandboxConfig) -> None:
@@ -57,8 +58,9 @@ class HttpSandbox(Sandbox):
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
         if result.stdout.strip() != "42":
             raise SandboxError(
-                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 ended with "
-                f"{result.reason}: {result.message or result.stderr[-500:]}; is this a SandboxFusion server?"
+                f"sandbox.url={without_password(self.settings.url)}: a program that prints 42 "
+                f"ended with {result.reason}: {result.message or result.stderr[-500:]}; is this a "
+                "SandboxFusion server?"
             )
 
     def close(self) -> None:
@@ -103,7 +105,8 @@ class HttpSandbox(Sandbox):
 
         Raises:
             OutputError: the answer is too long and contains a program's output.
-            ValueError: the answer is too long without output, has a status other than 200, or is not JSON.
+            ValueError: the answer is too long without output, has a status other than 200, or is
+                not JSON.
         """
         most_bytes = 3 * ESCAPED_BYTES * job.limits.output_kb * 1024 + ENVELOPE_BYTES
         try:

@@ -1,7 +1,7 @@
 """SandboxFusion's `POST /run_code`: the request for a test, and the meaning of an answer.
 
-A function call is sent as a wrapper program that runs the tested program and prints the value as JSON after a
-random mark.
+A function call is sent as a wrapper program that runs the tested program and prints the value as
+JSON after a random mark.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ HELPERS = inspect.getsource(callee)
 
 
 def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], str]:
-    """Return the body of the request for a test, and the mark before the printed value; the mark is empty
-    without a function call.
+    """Return the body of the request for a test, and the mark before the printed value; the mark is
+    empty without a function call.
     """
     mark = ""
     program = job.source.decode()
@@ -72,7 +72,9 @@ def request(job: Job, header: dict[str, Any], stdin: bytes) -> tuple[dict[str, A
 
 
 def read_answer(answer: object, mark: str, job: Job) -> RunResult:
-    """Return the result in an answer. Raise ValueError for JSON that is not an answer of this protocol."""
+    """Return the result in an answer. Raise ValueError for JSON that is not an answer of this
+    protocol.
+    """
     if not isinstance(answer, Mapping) or "status" not in answer:
         raise ValueError(f"an answer without status: {str(answer)[:200]}")
     if answer["status"] == "SandboxError":

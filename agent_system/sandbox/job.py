@@ -22,9 +22,9 @@ class FunctionCall:
     """A test by a function call.
 
     Attributes:
-        function: a name that the program defines, or `Class.method` (the class is instantiated without
-            arguments). A program without that method may have a function of its name, one without the
-            function a class `Solution` with that method.
+        function: a name that the program defines, or `Class.method` (the class is instantiated
+            without arguments). A program without that method may have a function of its name, one
+            without the function a class `Solution` with that method.
         args: positional arguments, JSON-serializable.
         kwargs: keyword arguments, JSON-serializable.
         stdin: standard input of the program.
@@ -48,10 +48,10 @@ class Job:
         program: Python source, which may begin with a byte order mark.
         tests: one run each, in order.
         limits: limits of each run.
-        usual_names: define the names that judges of programming tasks import first, where the program
-            mentions them.
-        max_timeouts: after this many runs that ended with `timeout` or `cpu` the rest is `skipped`; 0 runs
-            all.
+        usual_names: define the names that judges of programming tasks import first, where the
+            program mentions them.
+        max_timeouts: after this many runs that ended with `timeout` or `cpu` the rest is `skipped`;
+            0 runs all.
         compile_only: check whether the program compiles, without running it.
         again: the sandbox has failed to run these tests before; they get a fresh worker.
         abandoned: set when the caller no longer waits for the results.
@@ -68,12 +68,14 @@ class Job:
 
     @functools.cached_property
     def source(self) -> bytes:
-        """The program as sent, without a byte order mark, which Python skips at the start of a file."""
+        """The program as sent, without a byte order mark, which Python skips at the start of a
+        file.
+        """
         return encode(self.program.removeprefix("\ufeff"))
 
     def message(self, test: Test) -> tuple[dict[str, Any], bytes] | RunResult:
-        """Return the header of one test and the program's stdin, or the result of a test that cannot
-        be sent.
+        """Return the header of one test and the program's stdin, or the result of a test that
+        cannot be sent.
         """
         if len(self.source) > MAX_PROGRAM_BYTES:
             return _refused(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
@@ -106,7 +108,7 @@ def _refused(why: str) -> RunResult:
 
 
 def encode(text: str) -> bytes:
-    """Return `text` as UTF-8, with question marks for characters without a UTF-8 form (unpaired surrogates in
-    a model's reply).
+    """Return `text` as UTF-8, with question marks for characters without a UTF-8 form (unpaired
+    surrogates in a model's reply).
     """
     return text.encode("utf-8", "replace")

@@ -14,9 +14,10 @@ REMEDIES = {
     "seccomp": "needs Linux on x86-64 or aarch64 with CONFIG_SECCOMP_FILTER",
     "landlock": "needs Linux 5.13 or newer with landlock in the boot option lsm=",
     "namespaces": (
-        "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu also "
-        "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined "
-        "--security-opt apparmor=unconfined, in Kubernetes a pod with seccompProfile Unconfined"
+        "needs unprivileged user namespaces: sysctl user.max_user_namespaces above 0; on Ubuntu "
+        "also kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt "
+        "seccomp=unconfined --security-opt apparmor=unconfined, in Kubernetes a pod with "
+        "seccompProfile Unconfined"
     ),
 }
 
@@ -32,8 +33,8 @@ def describe(level: str) -> str:
 
 
 def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> str:
-    """Return the message for a machine without the required level: the levels found and required, and how to
-    enable missing ones.
+    """Return the message for a machine without the required level: the levels found and required,
+    and how to enable missing ones.
 
     Args:
         level: the strongest level that works; None for none.

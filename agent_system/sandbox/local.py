@@ -1,4 +1,6 @@
-"""Backend that runs programs on this machine: a pool of warm processes at the strongest level that works."""
+"""Backend that runs programs on this machine: a pool of warm processes at the strongest level that
+works.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +142,8 @@ class LocalSandbox(Sandbox):
                 self._alive.discard(worker)
 
     def _strongest_level(self) -> tuple[str, SandboxWorker]:
-        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level that works,
-        if none suffices.
+        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level
+        that works, if none suffices.
         """
         settings = self.settings
         missing: dict[str, str] = {}
@@ -158,8 +160,8 @@ class LocalSandbox(Sandbox):
         raise SandboxError(level_error(None, settings.min_level, missing))
 
     def _probe(self, level: str) -> SandboxWorker:
-        """Start a worker and run a program that tries forbidden operations. Raise SandboxError listing those
-        that succeed.
+        """Start a worker and run a program that tries forbidden operations. Raise SandboxError
+        listing those that succeed.
         """
         worker = self._start(level)
         try:

@@ -10,8 +10,8 @@ from agent_system.errors import SandboxError
 
 
 def find_packages(names: Iterable[str]) -> dict[str, str]:
-    """Return file or folder name -> path of each package, and of the shared libraries that its wheel may have
-    (`numpy.libs`).
+    """Return file or folder name -> path of each package, and of the shared libraries that its
+    wheel may have (`numpy.libs`).
 
     Raises:
         SandboxError: a package is not installed, or the name is not a top-level one.
@@ -21,8 +21,8 @@ def find_packages(names: Iterable[str]) -> dict[str, str]:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or not (spec.submodule_search_locations or spec.has_location):
             raise SandboxError(
-                f"sandbox.packages names {name!r}, which is no installed package; install it or take it out "
-                "of the list"
+                f"sandbox.packages names {name!r}, which is no installed package; install it or "
+                "take it out of the list"
             )
         path = os.path.realpath(
             spec.submodule_search_locations[0] if spec.submodule_search_locations else str(spec.origin)

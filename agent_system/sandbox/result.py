@@ -54,18 +54,18 @@ class RunResult:
     """The result of a run. All text is data: none of it is ever evaluated.
 
     Attributes:
-        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (not a valid
-            program), `signal` (killed, also by itself), `timeout` (wall-clock time), `cpu`, `memory`, `disk`,
-            `output`, `processes` (a limit), `skipped` (earlier tests timed out), `refused` (too large to be
-            run), `sandbox` (the sandbox failed twice, see `message`).
-        exit_code: exit code of the program, or the negative number of a signal; None if the program was ended
-            by the sandbox.
+        reason: why it ended: `error` (an exception or exit code other than 0), `compile` (not a
+            valid program), `signal` (killed, also by itself), `timeout` (wall-clock time), `cpu`,
+            `memory`, `disk`, `output`, `processes` (a limit), `skipped` (earlier tests timed out),
+            `refused` (too large to be run), `sandbox` (the sandbox failed twice, see `message`).
+        exit_code: exit code of the program, or the negative number of a signal; None if the program
+            was ended by the sandbox.
         stdout: at most `SandboxLimitsConfig.output_kb`, invalid UTF-8 replaced.
         stderr: likewise; a traceback names the program `program.py`.
         seconds: wall-clock time.
         cpu_seconds: CPU time of its processes.
-        finished: the program ran to the end of its source or to `sys.exit`; False after `os._exit`. A program
-            can forge it.
+        finished: the program ran to the end of its source or to `sys.exit`; False after `os._exit`.
+            A program can forge it.
         value: JSON of the called function's return value; None without a call.
         message: the error of the sandbox.
     """
@@ -91,7 +91,9 @@ class RunResult:
         return " ".join(f"failed ({self.reason}) {lines[-1] if lines else ''}".split())[:most]
 
     def returned(self) -> Any:
-        """Return the called function's return value. Raise ValueError without one, or if it is not JSON."""
+        """Return the called function's return value. Raise ValueError without one, or if it is not
+        JSON.
+        """
         if self.value is None:
             raise ValueError(f"no value: the run ended with {self.reason}")
         return parse_json(self.value)
@@ -101,8 +103,8 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
     """Return the result of a test from the report of a job's init.
 
     Args:
-        blobs: `runner.REPORT`, stdout, stderr, the end report of the program's process, and the error if it
-            could not be confined.
+        blobs: `runner.REPORT`, stdout, stderr, the end report of the program's process, and the
+            error if it could not be confined.
         limits: limits of the run.
     """
     report, out, err, end_report, failure = blobs
@@ -131,8 +133,8 @@ def from_report(blobs: Sequence[bytes], limits: SandboxLimitsConfig) -> RunResul
 
 
 def _parse_end_report(report: bytes) -> dict[str, Any]:
-    """Return the end report of the program's process, which the program may have forged; empty if it is not a
-    JSON object.
+    """Return the end report of the program's process, which the program may have forged; empty if
+    it is not a JSON object.
     """
     if report == RETURNED:  # the usual case
         return {"end": "returned"}
@@ -147,8 +149,8 @@ def _reason(status: int, cpu_s: float, ending: Mapping[str, Any], limits: Sandbo
     """Return the reason of a program that ended by itself."""
     if status == 0:
         return Reason.OK
-    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's CPU count for
-    # limits is ahead of `cpu_s`.
+    # A program can ignore the first signal of its CPU limit, and is then killed. The kernel's CPU
+    # count for limits is ahead of `cpu_s`.
     if status == -SIGXCPU or (status == -SIGKILL and cpu_s >= limits.cpu_s / 2):
         return Reason.CPU
     if status < 0:

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class Sandbox(ABC):
     """Runs untrusted programs.
 
-    Event loops and threads may share one sandbox. No method blocks the event loop, and none raises because of
-    a program.
+    Event loops and threads may share one sandbox. No method blocks the event loop, and none raises
+    because of a program.
 
     Attributes:
         settings: the keys under `sandbox`.
@@ -61,21 +61,21 @@ class Sandbox(ABC):
         Args:
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
-            usual_names: define `List`, `math`, `deque` and the like where the program mentions them without
-                an import, as judges of programming tasks do.
+            usual_names: define `List`, `math`, `deque` and the like where the program mentions them
+                without an import, as judges of programming tasks do.
             limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:
-            The results in the order of the tests. The caller compares them with the expected output, which
-            the program never sees.
+            The results in the order of the tests. The caller compares them with the expected
+            output, which the program never sees.
         """
         return await self._run(
             Job(program, list(tests), self._limits(limits), usual_names, self.settings.max_timeouts)
         )
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
-        """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since compiling
-        can take arbitrarily long.
+        """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since
+        compiling can take arbitrarily long.
         """
         return (await self._run(Job(program, [""], self._limits(limits), compile_only=True)))[0]
 
@@ -87,8 +87,8 @@ class Sandbox(ABC):
         return run_limits
 
     async def _run(self, job: Job) -> list[RunResult]:
-        """Return the results of a job; tests in which the sandbox failed are repeated once, by a fresh worker
-        where there are workers.
+        """Return the results of a job; tests in which the sandbox failed are repeated once, by a
+        fresh worker where there are workers.
         """
         results = await self._once(job)
         failed_places = [place for place, result in enumerate(results) if result.reason is Reason.SANDBOX]

@@ -1,4 +1,6 @@
-"""The sandbox of this process, configured once by the keys under `sandbox` and used by all workflows."""
+"""The sandbox of this process, configured once by the keys under `sandbox` and used by all
+workflows.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ _sandbox: Sandbox | None = None
 
 
 def make_sandbox(settings: SandboxConfig) -> Sandbox:
-    """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this machine cannot
-    meet them.
+    """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this
+    machine cannot meet them.
     """
     if settings.backend == "http":
         # imports aiohttp, which other backends do not need
@@ -34,7 +36,8 @@ def make_sandbox(settings: SandboxConfig) -> Sandbox:
 
 
 def configure(settings: SandboxConfig) -> Sandbox:
-    """Replace the sandbox of this process, and start and check the new one before anything expensive runs.
+    """Replace the sandbox of this process, and start and check the new one before anything
+    expensive runs.
 
     Raises ConfigError for invalid settings, SandboxError when this machine cannot meet them.
     """
@@ -53,8 +56,8 @@ def configure(settings: SandboxConfig) -> Sandbox:
 
 
 def shared_sandbox() -> Sandbox:
-    """Return the sandbox of this process, started with the last settings (or the defaults) if it is not
-    running.
+    """Return the sandbox of this process, started with the last settings (or the defaults) if it is
+    not running.
     """
     global _sandbox
     with _lock:
@@ -64,8 +67,8 @@ def shared_sandbox() -> Sandbox:
 
 
 def shared_failures() -> float | None:
-    """Return how many runs failed twice in the sandbox of this process since its start; None without a
-    sandbox.
+    """Return how many runs failed twice in the sandbox of this process since its start; None
+    without a sandbox.
     """
     with _lock:
         if _sandbox is None:

@@ -1,5 +1,5 @@
-"""One sandbox process as the trainer uses it: started clean, given jobs one at a time, killed when it does
-not answer.
+"""One sandbox process as the trainer uses it: started clean, given jobs one at a time, killed when
+it does not answer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agent_system.sandbox.job import Job, Test
 from agent_system.sandbox.result import Reason, RunResult, from_report
 
 FOLDER = Path(__file__).parent
-# The package `jail` is imported from the end of the path, which is then removed: its modules must not shadow
-# Python's.
+# The package `jail` is imported from the end of the path, which is then removed: its modules must
+# not shadow Python's.
 BOOT = "import sys; sys.path.append(sys.argv[1]); from jail.main import main; sys.path.pop(); main()"
-# The environment has nothing of the trainer's, since a program can read it. Libraries are bound and hashes
-# fixed once for all runs. Integers of any length have a text, as where the programs of public data sets were
-# accepted.
+# The environment has nothing of the trainer's, since a program can read it. Libraries are bound and
+# hashes fixed once for all runs. Integers of any length have a text, as where the programs of
+# public data sets were accepted.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONINTMAXSTRDIGITS": "0",
@@ -104,8 +104,8 @@ class SandboxWorker:
         return self._child.poll() is None
 
     def run(self, job: Job) -> Iterator[RunResult]:
-        """Run a job and yield the result of each test as it arrives; stop early after `max_timeouts`
-        timeouts.
+        """Run a job and yield the result of each test as it arrives; stop early after
+        `max_timeouts` timeouts.
 
         Raises:
             WorkerError: the worker must be killed.
@@ -137,7 +137,9 @@ class SandboxWorker:
         return from_report(blobs, job.limits)
 
     def kill(self) -> None:
-        """End the process with all its programs by closing its pipes; kill it if it does not end in time."""
+        """End the process with all its programs by closing its pipes; kill it if it does not end in
+        time.
+        """
         for pipe in (self._child.stdin, self._child.stdout):
             with suppress(BrokenPipeError):
                 pipe.close()
@@ -150,8 +152,8 @@ class SandboxWorker:
 
 
 def _waiting(seconds: float, job: Job | None = None) -> Callable[[int], Callable[[int], None]]:
-    """Return a factory: event of `select.poll` -> function that waits for the event on a descriptor; all
-    share one deadline.
+    """Return a factory: event of `select.poll` -> function that waits for the event on a
+    descriptor; all share one deadline.
 
     The functions raise WorkerError after the deadline, and when the job has been abandoned.
     """

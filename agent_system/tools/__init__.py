@@ -1,8 +1,8 @@
-"""Tools that agents call: typed functions with validated arguments, run with limits, and `ToolAgent`, which
-calls them.
+"""Tools that agents call: typed functions with validated arguments, run with limits, and
+`ToolAgent`, which calls them.
 
-Names are imported on demand: most teams have no tools, and few tools are those of an MCP server, run programs
-in the sandbox or search.
+Names are imported on demand: most teams have no tools, and few tools are those of an MCP server,
+run programs in the sandbox or search.
 """
 
 from importlib import import_module

@@ -1,4 +1,6 @@
-"""`ToolAgent`: an agent that calls tools between its generations until a reply contains no tool call."""
+"""`ToolAgent`: an agent that calls tools between its generations until a reply contains no tool
+call.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ class ToolAgent(BaseAgent):
     """An agent with tools. `turn.act` returns the projection of its last reply.
 
     Attributes:
-        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names of
-            methods of the agent; or `McpServer`, for the tools of a server.
-        max_rounds: maximum number of generations per call of the agent; the last one is the reply, also if it
-            calls tools.
+        tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names
+            of methods of the agent; or `McpServer`, for the tools of a server.
+        max_rounds: maximum number of generations per call of the agent; the last one is the reply,
+            also if it calls tools.
         max_calls: maximum number of tool calls in one reply; further ones are malformed.
         tool_format: auto (the one that the chat template's own rendering shows) or a name of
             `agent_system.tools.formats.FORMATS`.
-        tool_timeout_s: time limit of one tool call in seconds, including the wait for a free process of the
-            sandbox.
+        tool_timeout_s: time limit of one tool call in seconds, including the wait for a free
+            process of the sandbox.
         max_tool_chars: longest result of a tool in a prompt, in characters; the rest is cut off.
     """
 
@@ -86,13 +88,14 @@ class ToolAgent(BaseAgent):
         return [tool.schema for tool in self.by_name.values()]
 
     def describe_tools(self) -> str:
-        """Return the text that is put before the system message when the chat template has no `tools`.
-        Override to change the wording.
+        """Return the text that is put before the system message when the chat template has no
+        `tools`. Override to change the wording.
         """
         return _DESCRIPTION.format(schemas="\n".join(json.dumps(schema) for schema in self.schemas))
 
     async def answer(self, requests: Sequence[ToolRequest], number: int) -> tuple[list[Message], ToolUse]:
-        """Run the tool calls of one reply in parallel and return a `tool` message for each, in their order.
+        """Run the tool calls of one reply in parallel and return a `tool` message for each, in
+        their order.
 
         Args:
             requests: the calls.

@@ -1,5 +1,5 @@
-"""JSON schemas of argument types that chat templates' own schemas do not describe: enumerations, dataclasses,
-typed dictionaries.
+"""JSON schemas of argument types that chat templates' own schemas do not describe: enumerations,
+dataclasses, typed dictionaries.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SelfReferenceError(TypeError):
 
 
 def readable(hint: Any, above: tuple[Any, ...] = ()) -> Any:
-    """Return a type with `typing_extensions.TypedDict` in place of `typing.TypedDict`, which pydantic does
-    not read before Python 3.12.
+    """Return a type with `typing_extensions.TypedDict` in place of `typing.TypedDict`, which
+    pydantic does not read before Python 3.12.
 
     Raises:
         SelfReferenceError: such a type is one of those around it, `above`.
@@ -83,8 +83,8 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
             return value
         if any(isinstance(choice, (list, dict)) for choice in value.get("enum", ())):
             raise AgentSystemError(
-                f"{what}: an enumeration has the values {value['enum']!r:.80}, which no JSON value equals; "
-                "expected texts or numbers"
+                f"{what}: an enumeration has the values {value['enum']!r:.80}, which no JSON value "
+                "equals; expected texts or numbers"
             )
         name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in above:

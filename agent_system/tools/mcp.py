@@ -1,7 +1,8 @@
-"""Tools of a user's MCP server: `tools = (McpServer(command=("python", "my_server.py")),)` in a `ToolAgent`.
+"""Tools of a user's MCP server: `tools = (McpServer(command=("python", "my_server.py")),)` in a
+`ToolAgent`.
 
-The server is a process that is started here and talks over its standard input and output, or one that runs at
-a URL (streamable HTTP).
+The server is a process that is started here and talks over its standard input and output, or one
+that runs at a URL (streamable HTTP).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class McpServer(McpEndpoint):
 
     Attributes:
         only: names of the tools that the agent gets; empty for all.
-        scope: `episode`: every episode that calls a tool has a connection of its own (a process of its own,
-            for a command), so that what one episode changes no other sees; `run`: all episodes share one, for
-            servers without state.
+        scope: `episode`: every episode that calls a tool has a connection of its own (a process of
+            its own, for a command), so that what one episode changes no other sees; `run`: all
+            episodes share one, for servers without state.
     """
 
     only: Sequence[str] = ()
@@ -49,8 +50,8 @@ class McpServer(McpEndpoint):
         """Raise AgentSystemError for a server that is not described."""
         if bool(self.command) == bool(self.url) or isinstance(self.command, str):
             raise AgentSystemError(
-                f"McpServer needs a command, as a sequence of words, or a url; found {self.command!r} and "
-                f"{self.url!r}"
+                "McpServer needs a command, as a sequence of words, or a url; found "
+                f"{self.command!r} and {self.url!r}"
             )
         if self.scope not in SCOPES:
             raise AgentSystemError(
@@ -60,24 +61,24 @@ class McpServer(McpEndpoint):
     def tools(self) -> list[McpTool]:
         """Return its tools, with a connection for this purpose the first time.
 
-        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or lacks one
-        of `only`.
+        Raises AgentSystemError when it cannot be reached, has too many tools or two of one name, or
+        lacks one of `only`.
         """
         all_tools = [McpTool(self, tool) for tool in tools_of(self)]
         names = [tool.name for tool in all_tools]
         if missing := [name for name in self.only if name not in names]:
             listing = ", ".join(names[:MOST_TOOLS]) or "none"
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has no tool {missing[0]!r}{did_you_mean(missing[0], names)}; "
-                f"its tools: {listing}"
+                f"the MCP server {self.name!r} has no tool "
+                f"{missing[0]!r}{did_you_mean(missing[0], names)}; its tools: {listing}"
             )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise AgentSystemError(f"the MCP server {self.name!r} has two tools of the name {twice[0]!r}")
         offered_tools = [tool for tool in all_tools if not self.only or tool.name in self.only]
         if len(offered_tools) > MOST_TOOLS:
             raise AgentSystemError(
-                f"the MCP server {self.name!r} has {len(offered_tools)} tools, more than {MOST_TOOLS}; "
-                "choose some with McpServer.only"
+                f"the MCP server {self.name!r} has {len(offered_tools)} tools, more than "
+                f"{MOST_TOOLS}; choose some with McpServer.only"
             )
         return offered_tools
 
@@ -128,8 +129,8 @@ class McpTool:
         return self
 
     def validate(self, arguments: Any) -> dict[str, Any]:
-        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown, missing or
-        too large ones.
+        """Return the arguments, whose types the server checks. Raise ToolInputError for unknown,
+        missing or too large ones.
         """
         parameters = self.schema["function"]["parameters"]
         properties = parameters.get("properties") or {}
@@ -160,7 +161,8 @@ class McpTool:
 
         Args:
             arguments: result of `validate`.
-            limit_s: time limit in seconds, without that of connecting; a call that exceeds it is cancelled.
+            limit_s: time limit in seconds, without that of connecting; a call that exceeds it is
+                cancelled.
 
         Raises:
             TimeoutError: no result within the limit.

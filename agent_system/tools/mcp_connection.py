@@ -1,5 +1,5 @@
-"""Connections to MCP servers, on an event loop of their own, so that they outlive the event loops of
-episodes.
+"""Connections to MCP servers, on an event loop of their own, so that they outlive the event loops
+of episodes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ async def on_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Connection:
-    """A connection, which opens when it is first used. `ready` and `call` run on the loop of the connections.
+    """A connection, which opens when it is first used. `ready` and `call` run on the loop of the
+    connections.
 
     Attributes:
         ended: it can no longer be used.
@@ -81,8 +82,8 @@ class Connection:
         self._cause = ""
 
     async def ready(self) -> Any:
-        """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is not
-        possible.
+        """Connect, unless that is done, and return the client of `mcp`. Raise ServerError if it is
+        not possible.
         """
         if self._task is None:
             self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -91,8 +92,8 @@ class Connection:
         return await asyncio.shield(self._opened)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a tool's result. Raise ToolError for an error that it reports, ServerError when
-        the server has ended.
+        """Return the text of a tool's result. Raise ToolError for an error that it reports,
+        ServerError when the server has ended.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
@@ -118,8 +119,8 @@ class Connection:
         return text
 
     async def close(self) -> None:
-        """End the connection, and the server's process if it was started for it. May be called from any event
-        loop.
+        """End the connection, and the server's process if it was started for it. May be called from
+        any event loop.
         """
         self.ended = True
         if self._task is not None:
@@ -182,8 +183,8 @@ async def _client(server: McpEndpoint, errors: _Tail) -> AsyncIterator[Any]:
 
 
 class _Lines(codecs.IncrementalDecoder):
-    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp` keeps a line,
-    however long, until its end.
+    """UTF-8 without the rest of a line of more than `LONGEST_LINE` bytes, as an encoding: `mcp`
+    keeps a line, however long, until its end.
 
     Such a line is no message, so its call gets no result; others go on.
     """
@@ -253,8 +254,8 @@ _listed: dict[str, list[dict[str, Any]]] = {}
 
 
 def tools_of(server: McpEndpoint) -> list[dict[str, Any]]:
-    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be reached
-    or lists what is no tool.
+    """Return the OpenAI-style schemas of a server's tools. Raise AgentSystemError when it cannot be
+    reached or lists what is no tool.
     """
     if server.key not in _listed:
         try:
@@ -300,8 +301,8 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _shown(block: Any) -> str:
-    """Return the text of a block of a result, of a resource too; of others their kind, and their address if
-    they have one.
+    """Return the text of a block of a result, of a resource too; of others their kind, and their
+    address if they have one.
     """
     for source in (block, getattr(block, "resource", None)):
         if isinstance(text := getattr(source, "text", None), str):
@@ -315,7 +316,9 @@ def _as_json(value: Any) -> str:
 
 
 def valid_json(value: Any) -> Any:
-    """Return JSON with its texts in valid Unicode. Raise RecursionError for one that is nested too deep."""
+    """Return JSON with its texts in valid Unicode. Raise RecursionError for one that is nested too
+    deep.
+    """
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 

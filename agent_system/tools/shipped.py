@@ -48,8 +48,8 @@ def calculator(expression: str) -> str:
 def search_tool(
     *, corpus: str = "", url: str = "", topk: int = 3, timeout_s: float = 15.0
 ) -> Callable[[str], Coroutine[Any, Any, str]]:
-    """Return the tool `search` of a corpus or a retrieval server, which all agents and episodes of a process
-    share.
+    """Return the tool `search` of a corpus or a retrieval server, which all agents and episodes of
+    a process share.
 
     Args:
         corpus: file of the corpus, for which a server is started with the first query.

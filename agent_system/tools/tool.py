@@ -1,5 +1,5 @@
-"""A tool: a typed Python function that a model calls with JSON arguments, which are validated before the
-call.
+"""A tool: a typed Python function that a model calls with JSON arguments, which are validated
+before the call.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Tool:
     Attributes:
         name: name of the function.
         schema: OpenAI-style JSON schema, from the signature and the docstring.
-        function: called with keyword arguments; a plain function runs in a thread, a coroutine function in
-            the event loop.
+        function: called with keyword arguments; a plain function runs in a thread, a coroutine
+            function in the event loop.
         arguments: model of the arguments.
     """
 
@@ -56,16 +56,16 @@ class Tool:
         return _tool_of, (self.name, self.schema, self.function)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tool:
-        """Copy the schema and the function, which may be a method of an agent; the model of the arguments
-        does not change.
+        """Copy the schema and the function, which may be a method of an agent; the model of the
+        arguments does not change.
         """
         return replace(
             self, schema=copy.deepcopy(self.schema, memo), function=copy.deepcopy(self.function, memo)
         )
 
     def validate(self, arguments: Any) -> dict[str, Any]:
-        """Return the arguments converted to the types of the signature. Raise ToolInputError if they do not
-        fit.
+        """Return the arguments converted to the types of the signature. Raise ToolInputError if
+        they do not fit.
         """
         fields_by_alias = {str(field.alias): name for name, field in self.arguments.model_fields.items()}
         if not isinstance(arguments, dict):
@@ -101,8 +101,8 @@ class Tool:
 
         Args:
             arguments: result of `validate`.
-            limit_s: time limit in seconds. A function in a thread that exceeds it is left behind, a coroutine
-                is cancelled.
+            limit_s: time limit in seconds. A function in a thread that exceeds it is left behind, a
+                coroutine is cancelled.
 
         Raises:
             TimeoutError: no result within the limit.
@@ -134,8 +134,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     """Return the tool of a function or bound method.
 
     Raises:
-        AgentSystemError: an argument without a type, or without a line under `Args:` of the docstring, or of
-            a kind that JSON cannot fill.
+        AgentSystemError: an argument without a type, or without a line under `Args:` of the
+            docstring, or of a kind that JSON cannot fill.
     """
     from transformers.utils import get_json_schema  # takes seconds, and most teams have no tools
 
@@ -150,8 +150,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         )
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
-            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a docstring "
-            "in Google style with `Args:`"
+            f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a "
+            "docstring in Google style with `Args:`"
         ) from error
     tool = _tool_of(name, schema, function)
     properties = schema["function"]["parameters"].get("properties", {})
@@ -180,8 +180,8 @@ def _described(function: Callable[..., Any], hints: Mapping[str, Any]) -> Callab
 
 
 def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
-    """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a kind that
-    JSON cannot fill.
+    """Return the tool of a function with its schema. Raise AgentSystemError for an argument of a
+    kind that JSON cannot fill.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}

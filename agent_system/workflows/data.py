@@ -1,9 +1,10 @@
 """Write the generated tasks of a workflow, as parquet in verl's schema:
 
-    python -m agent_system.workflows.data plan_path --out data/plan_path --seed 0 --train 2000 --test 200
+    python -m agent_system.workflows.data plan_path --out data/plan_path --seed 0 --train 2000
+    --test 200
 
-writes `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A workflow has
-generated tasks when its `world/generate.py` defines `TASKS`.
+writes `train.parquet` and `test.parquet`. `plan_path --help` lists the options of difficulty. A
+workflow has generated tasks when its `world/generate.py` defines `TASKS`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class TaskSet:
     """Generator of tasks from a seed.
 
     Attributes:
-        generate: maps (number of training tasks, number of test tasks, seed[, difficulty]) to both lists of
-            tasks.
+        generate: maps (number of training tasks, number of test tasks, seed[, difficulty]) to both
+            lists of tasks.
         row: maps (task, index, name of the split) to a row.
         key: maps a task to its identity.
         difficulty: a dataclass with defaults, whose fields are options of the command.
@@ -60,8 +61,8 @@ class TaskSet:
     files: Callable[..., Mapping[str, str]] = lambda *_: {}
 
     def split(self, num_train: int, num_test: int, seed: int, difficulty: Any = None) -> Split:
-        """Return training and test rows. Raises AgentSystemError when there are too few different tasks of
-        this difficulty.
+        """Return training and test rows. Raises AgentSystemError when there are too few different
+        tasks of this difficulty.
         """
         arguments = [num_train, num_test, seed]
         if self.difficulty is not None:
@@ -75,8 +76,8 @@ class TaskSet:
 
 
 def write_split(split: Split, out: Path) -> None:
-    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is created if
-    missing.
+    """Write `train.parquet`, `test.parquet` and further files into the folder `out`, which is
+    created if missing.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

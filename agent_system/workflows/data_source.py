@@ -1,4 +1,5 @@
-r"""One question, one reply, graded by the `data_source` of its row as in verl's `default_compute_score`.
+r"""One question, one reply, graded by the `data_source` of its row as in verl's
+`default_compute_score`.
 
     agent.orchestra_type=single agent.agent_ids='[Single Agent]' env.env_name=data_source
 
@@ -10,19 +11,20 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
 | `codecontests`, `apps`, `codeforces`, `taco` | the last block of Python, without one the reply | the share of passed tests |
 
-Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the environment
-`math`. As in verl, `####` and `Answer:` are read in the last 300 characters of a reply, and the box instead
-of `Answer:` in the last 100. verl compares normalised texts where the grader compares values, so that a right
-answer in another spelling scores here alone, and one with another unit, base or list there alone; for
-`numina_*` it takes other texts where a reply has no box. A right answer with more than 10 tags has a quarter
-of the reward. Programs run in the sandbox, with `env.params.programs=true` alone, on tests in the form of the
-environment `code` or in verl's: the arguments of a call as JSON, one a line, and its result as JSON, which
-may be wrapped in a list of one. As in verl, the usual modules are imported before the program, and the
-function may be a method of a class `Solution`. Where a test fails, verl counts the first 10. On purpose a
-program scores otherwise than in verl where it prints the expected words on other lines, or a number within
-1e-6 of one with a fraction; where it returns True for 1; where it ends by `exit()` after its output (a status
-other than 0 is a failure); where its fence says `py`; where lines are given as a list; where an argument is
-an object, whose keys stay text; and where verl's judge itself fails.
+Boxes are `\boxed{}`, `\fbox{}` and `\boxed 5`; their answers are compared by the grader of the
+environment `math`. As in verl, `####` and `Answer:` are read in the last 300 characters of a reply,
+and the box instead of `Answer:` in the last 100. verl compares normalised texts where the grader
+compares values, so that a right answer in another spelling scores here alone, and one with another
+unit, base or list there alone; for `numina_*` it takes other texts where a reply has no box. A
+right answer with more than 10 tags has a quarter of the reward. Programs run in the sandbox, with
+`env.params.programs=true` alone, on tests in the form of the environment `code` or in verl's: the
+arguments of a call as JSON, one a line, and its result as JSON, which may be wrapped in a list of
+one. As in verl, the usual modules are imported before the program, and the function may be a method
+of a class `Solution`. Where a test fails, verl counts the first 10. On purpose a program scores
+otherwise than in verl where it prints the expected words on other lines, or a number within 1e-6 of
+one with a fraction; where it returns True for 1; where it ends by `exit()` after its output (a
+status other than 0 is a failure); where its fence says `py`; where lines are given as a list; where
+an argument is an object, whose keys stay text; and where verl's judge itself fails.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class DataSourceOptions:
     """Options under `env.params`.
 
     Attributes:
-        graded: grade the reply; false where a reward function (`reward.custom_reward_function.path`) does.
+        graded: grade the reply; false where a reward function
+            (`reward.custom_reward_function.path`) does.
         programs: run programs of replies in the sandbox, which their data sources need.
     """
 
@@ -84,8 +87,8 @@ class DataSourceOptions:
 
 @EnvRegistry.register("data_source")
 class DataSourceEnv(BaseEnv):
-    """Environment that gives the messages of the row, ends after one reply and grades it. `info`: `success`,
-    of a graded reply.
+    """Environment that gives the messages of the row, ends after one reply and grades it. `info`:
+    `success`, of a graded reply.
     """
 
     config_class = DataSourceOptions
@@ -119,8 +122,8 @@ class DataSourceEnv(BaseEnv):
             )
         if self.config.graded and data_source in PROGRAMS and not self.config.programs:
             raise AgentSystemError(
-                f"replies to data_source={data_source!r} are programs: set env.params.programs=true to run "
-                "them in the sandbox"
+                f"replies to data_source={data_source!r} are programs: set "
+                "env.params.programs=true to run them in the sandbox"
             )
 
     def reset(self, task: Task) -> Observation:
@@ -214,8 +217,8 @@ async def _program(reply: str, truth: Any) -> float:
 
 
 def _from_verls_form(truth: Any) -> Any:
-    """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON text,
-    numbers and lists of lines.
+    """Return tests in the form of `read_ground_truth`: calls whose arguments and results are JSON
+    text, numbers and lists of lines.
     """
     tests = parse_json(truth) if isinstance(truth, str) else truth
     if isinstance(tests, Mapping) and tests.get("assert_case"):

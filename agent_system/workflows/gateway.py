@@ -1,9 +1,10 @@
 """A team that is a program with an OpenAI client: see `agent_system.gateway`.
 
-    agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]' env.env_name=math
+    agent.orchestra_type=gateway agent.team=my_module:team agent.agent_ids='[Writer,Editor]'
+    env.env_name=math
 
-An agent that is registered under its name keeps its projection; others need no class. A program that returns
-its own reward needs no environment of its own: env.env_name=gateway.
+An agent that is registered under its name keeps its projection; others need no class. A program
+that returns its own reward needs no environment of its own: env.env_name=gateway.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ OrchestraRegistry.register(GATEWAY)(GatewayOrchestra)
 
 @AgentRegistry.register(ANY, orchestra=GATEWAY)
 class GatewayAgent(BaseAgent):
-    """An agent whose messages come from the program; its action is its whole reply without the thinking."""
+    """An agent whose messages come from the program; its action is its whole reply without the
+    thinking.
+    """
 
 
 @EnvRegistry.register(GATEWAY)
@@ -38,6 +41,6 @@ class ScoredByProgram(BaseEnv):
     def step(self, action: Any) -> Any:
         """Raise AgentSystemError: nothing scores an answer."""
         raise AgentSystemError(
-            "the team gave an answer, which env.env_name=gateway does not score: let it return a reward or "
-            "an Outcome, or choose an environment that scores answers"
+            "the team gave an answer, which env.env_name=gateway does not score: let it return a "
+            "reward or an Outcome, or choose an environment that scores answers"
         )

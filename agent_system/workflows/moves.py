@@ -17,9 +17,9 @@ _read_tag = tag("moves")
 def parse_moves(text: object) -> str | None:
     """Return the moves as letters (`RRD`), or None when `text` is not a list of moves.
 
-    Letters U D L R or the words up, down, left, right in any case, with or without separators: `RRD`,
-    `R, R, D`, `["R", "R", "D"]`. An empty list, a list with anything else in it, and a text of more than
-    2,000 characters return None.
+    Letters U D L R or the words up, down, left, right in any case, with or without separators:
+    `RRD`, `R, R, D`, `["R", "R", "D"]`. An empty list, a list with anything else in it, and a text
+    of more than 2,000 characters return None.
     """
     if not isinstance(text, str) or len(text) > LONGEST_MOVES:
         return None
@@ -28,8 +28,8 @@ def parse_moves(text: object) -> str | None:
 
 
 def read_moves(text: str) -> Projection:
-    """Return the last `<moves>...</moves>` of a reply as letters (`RRD`); a reply without a list of moves is
-    invalid, its action empty.
+    """Return the last `<moves>...</moves>` of a reply as letters (`RRD`); a reply without a list of
+    moves is invalid, its action empty.
     """
     projection = _read_tag(text)
     moves = parse_moves(projection.action)
@@ -37,5 +37,7 @@ def read_moves(text: str) -> Projection:
 
 
 def moves_reply(moves: str) -> str:
-    """Return the reply that `read_moves` parses as `moves`, separated by spaces: `<moves>R R D</moves>`."""
+    """Return the reply that `read_moves` parses as `moves`, separated by spaces:
+    `<moves>R R D</moves>`.
+    """
     return f"<moves>{' '.join(moves)}</moves>"

@@ -1,5 +1,5 @@
-"""Plans by code: a role writes a program, the environment runs it in the sandbox, and its output is the
-role's plan.
+"""Plans by code: a role writes a program, the environment runs it in the sandbox, and its output is
+the role's plan.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ class ProgramOutput:
 
 
 def read_program(text: str) -> Projection:
-    """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its action
-    empty.
+    """Return the last fenced `python` block as a `Program`; a reply without one is invalid and its
+    action empty.
     """
     projection = python_block(text)
     return replace(projection, action=Program(projection.action) if projection.valid else "")
 
 
 def check_writes_programs(section: str, tool: str, prompt_style: str, otherwise: str) -> None:
-    """Raise AgentSystemError for `tool=code` with prompts that do not ask for a program; the message suggests
-    `tool=<otherwise>`.
+    """Raise AgentSystemError for `tool=code` with prompts that do not ask for a program; the
+    message suggests `tool=<otherwise>`.
     """
     if tool == "code" and prompt_style != "full":
         raise AgentSystemError(
-            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a program, found "
-            f"{prompt_style!r}; models too small for it write no programs: use tool={otherwise}"
+            f"{section}.tool=code needs prompt_style=full, the only wording that asks for a "
+            f"program, found {prompt_style!r}; models too small for it write no programs: use "
+            f"tool={otherwise}"
         )
 
 

@@ -1,8 +1,8 @@
-"""A team of two that acts in a world: the Tool Agent proposes, or writes a program that does, and the
-Executor Agent decides.
+"""A team of two that acts in a world: the Tool Agent proposes, or writes a program that does, and
+the Executor Agent decides.
 
-A workflow defines the prompts, the options and the environment (`ProposerExecutorEnv`); plan_path, sudoku and
-sokoban are examples:
+A workflow defines the prompts, the options and the environment (`ProposerExecutorEnv`); plan_path,
+sudoku and sokoban are examples:
 
     STYLES = make_styles(world=..., tool=Part(...), executor=Part(...), programmer=Part(...), ...)
 
@@ -49,8 +49,8 @@ class ProposerExecutorOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
-        tool: how the Tool proposes: `direct` (it writes the proposal) | code (it writes a program that prints
-            it, run in the sandbox).
+        tool: how the Tool proposes: `direct` (it writes the proposal) | code (it writes a program
+            that prints it, run in the sandbox).
         section: configuration section of the options, for messages.
         direct: value of `tool` for proposals without a program.
     """
@@ -72,11 +72,11 @@ class PromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        tool, executor: templates with `{env_prompt}`, `{team_context}` (the Tool's reply) or `{proposal}`
-            (the proposal as parsed by the environment from the reply or from the program's output),
-            `{memory}`, `{step}` and the environment's own variables.
-        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name),
-            `{text}`, and `{moves}` (its action, a space between characters).
+        tool, executor: templates with `{env_prompt}`, `{team_context}` (the Tool's reply) or
+            `{proposal}` (the proposal as parsed by the environment from the reply or from the
+            program's output), `{memory}`, `{step}` and the environment's own variables.
+        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's
+            name), `{text}`, and `{moves}` (its action, a space between characters).
         separator: text between replies.
         no_replies: text for an empty discussion.
         no_moves: text for an empty action.
@@ -110,8 +110,8 @@ def make_styles(
     quoting: Mapping[str, str],
     short: PromptStyle,
 ) -> dict[str, PromptStyle]:
-    """Return the styles `full`, `code` (of `tool=code`), `single` (one agent without a team, as `tool`) and
-    `short`.
+    """Return the styles `full`, `code` (of `tool=code`), `single` (one agent without a team, as
+    `tool`) and `short`.
 
     Args:
         world: rules and state, with `{env_prompt}`; ends with a line break.
@@ -120,7 +120,8 @@ def make_styles(
         single: part of an agent that acts alone.
         heading: heading of the proposal in the Executor's prompt.
         printed: template for a program's output in the Executor's prompt, with `{proposal}`.
-        quoting: `entry` and the other fields of `PromptStyle` for quoting replies in the full style.
+        quoting: `entry` and the other fields of `PromptStyle` for quoting replies in the full
+            style.
         short: the style for small models.
     """
 
@@ -201,10 +202,11 @@ class ProposerExecutorOrchestra(BaseOrchestra):
 
 
 class ProposerExecutorEnv(BaseEnv):
-    """An environment that judges the Tool's proposal without executing it, and executes the Executor's
-    action.
+    """An environment that judges the Tool's proposal without executing it, and executes the
+    Executor's action.
 
-    A Tool's action that is a `Program` is run in the sandbox, and its output is judged as the proposal.
+    A Tool's action that is a `Program` is run in the sandbox, and its output is judged as the
+    proposal.
 
     Attributes:
         plan_form: form of a proposal in words, for messages.
@@ -213,8 +215,8 @@ class ProposerExecutorEnv(BaseEnv):
     plan_form: ClassVar[str] = "list of moves"
 
     def act(self, agent_id: str, action: str) -> Any:
-        """Judge the Tool's proposal, or execute the action of the Executor or of a single agent. A `Program`
-        must be awaited.
+        """Judge the Tool's proposal, or execute the action of the Executor or of a single agent. A
+        `Program` must be awaited.
         """
         if agent_id in (EXECUTOR, SINGLE):
             return self._execute(action)

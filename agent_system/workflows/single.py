@@ -1,8 +1,10 @@
-"""One agent that does all: the baseline beside a team, in the same environment with the same rewards.
+"""One agent that does all: the baseline beside a team, in the same environment with the same
+rewards.
 
     agent.orchestra_type=single agent.agent_ids='[Single Agent]' env.env_name=math
 
-A workflow registers its agent (and an orchestra, if it needs another memory or check) for its environment:
+A workflow registers its agent (and an orchestra, if it needs another memory or check) for its
+environment:
 
     @AgentRegistry.register(SINGLE, orchestra="single", env="math")
     class SingleMathAgent(SingleAgent, MathAgent): ...
@@ -40,8 +42,8 @@ class SingleOptions:
 class SingleAgent(StyledAgent):
     """The only agent of an environment; a workflow sets `styles`, `template` and `projection`.
 
-    Where one role of the team proposes what the single agent does, the short prompts of both are equal, so
-    that a model that has learned the role can play alone.
+    Where one role of the team proposes what the single agent does, the short prompts of both are
+    equal, so that a model that has learned the role can play alone.
     """
 
     role = SINGLE

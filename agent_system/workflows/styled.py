@@ -1,4 +1,6 @@
-"""Agents with several prompt wordings (for large models, for tiny ones); the team's options name one."""
+"""Agents with several prompt wordings (for large models, for tiny ones); the team's options name
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ class StyledAgent(BaseAgent):
     """A role whose prompt is a field of a style.
 
     Attributes:
-        styles: style by name. A style has a template for each role, and `entry` (template for quoting a reply
-            of this turn, with `{role}`, the first word of the agent's name, and `{text}`), `separator`
-            (between replies) and `no_replies`.
-        options: class of the team's options; its defaults hold where an agent is created without options.
+        styles: style by name. A style has a template for each role, and `entry` (template for
+            quoting a reply of this turn, with `{role}`, the first word of the agent's name, and
+            `{text}`), `separator` (between replies) and `no_replies`.
+        options: class of the team's options; its defaults hold where an agent is created without
+            options.
         role: default name of the agent.
         template: field of the style that is this role's prompt.
         style: the style that the options name.

@@ -20,6 +20,7 @@ OPTIONAL = {
     "agent_system.workflows": "agent.orchestra_type, env.env_name",
     "agent_system.workflows.graph": "agent.orchestra_type=graph",
     "agent_system.tools.agent": "a ToolAgent",
+    "agent_system.tools.formats.derive": "a chat template that shows tool calls",
     "agent_system.tools.mcp": "McpServer among an agent's tools",
     "agent_system.tools.shipped": "python, search or calculator among an agent's tools",
     "agent_system.sandbox.local": "programs of agents or environments",

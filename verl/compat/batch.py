@@ -1,4 +1,6 @@
-"""Methods of verl's `DataProto` that the trainer does not use: splitting, building, iterating, saving."""
+"""Methods of verl's `DataProto` that the trainer does not use: splitting, building, iterating,
+saving.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class VerlBatch:
         meta_info: dict[str, Any] | None = None,
         auto_padding: bool = False,
     ) -> Self:
-        """Return a batch of the given tensors and arrays. Raise ValueError for a value of another type."""
+        """Return a batch of the given tensors and arrays. Raise ValueError for a value of another
+        type.
+        """
         tensors: dict[str, torch.Tensor] = {}
         non_tensors: dict[str, Any] = {}
         for key, value in data.items():
@@ -75,8 +79,8 @@ class VerlBatch:
         meta_info: dict[str, Any] | None = None,
         num_batch_dims: int = 1,
     ) -> Self:
-        """Return a batch from a TensorDict, which may have non-tensor columns; see `to_tensordict`. None
-        gives no columns.
+        """Return a batch from a TensorDict, which may have non-tensor columns; see `to_tensordict`.
+        None gives no columns.
         """
         if tensor_dict is None:
             return cls(meta_info=dict(meta_info or {}))
@@ -120,7 +124,9 @@ class VerlBatch:
         return self.select_idxs(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | torch.Tensor) -> Self:
-        """Repeat row i `repeat_times[i]` times. Raise AssertionError unless there is one count per row."""
+        """Repeat row i `repeat_times[i]` times. Raise AssertionError unless there is one count per
+        row.
+        """
         counts = np.asarray(repeat_times)
         assert counts.ndim == 1 and len(counts) == len(self), (
             f"expected {len(self)} repeat counts, got shape {counts.shape}"
@@ -128,7 +134,8 @@ class VerlBatch:
         return self.select_idxs(np.repeat(np.arange(len(self)), counts))
 
     def unfold_column_chunks(self, n_split: int, split_keys: list[str] | None = None) -> Self:
-        """Split the second dimension of `split_keys` into `n_split` rows; all other columns are repeated.
+        """Split the second dimension of `split_keys` into `n_split` rows; all other columns are
+        repeated.
 
         A column [bsz, n, ...] becomes [bsz * n_split, n / n_split, ...].
         """
@@ -155,8 +162,8 @@ class VerlBatch:
         non_tensor_batch_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> Self:
-        """Remove the named columns from this batch and return them as a batch. Raise AssertionError for a
-        missing one.
+        """Remove the named columns from this batch and return them as a batch. Raise AssertionError
+        for a missing one.
         """
         parts_and_keys: tuple[tuple[Any, Sequence[str]], ...] = (
             (self.batch, batch_keys or ()),
@@ -173,8 +180,8 @@ class VerlBatch:
     def rename(
         self, old_keys: str | list[str] | None = None, new_keys: str | list[str] | None = None
     ) -> Self:
-        """Rename tensor columns in place. Raise TypeError for keys that are not text, ValueError when the
-        lists differ in length.
+        """Rename tensor columns in place. Raise TypeError for keys that are not text, ValueError
+        when the lists differ in length.
         """
 
         def as_list(keys: Any, name: str) -> list[str]:
@@ -213,8 +220,8 @@ class VerlBatch:
         seed: int | None = None,
         dataloader_kwargs: dict[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """Return an iterator over the mini-batches of `epochs` epochs, in the order of torch's DataLoader
-        (`{"shuffle": True}` shuffles).
+        """Return an iterator over the mini-batches of `epochs` epochs, in the order of torch's
+        DataLoader (`{"shuffle": True}` shuffles).
 
         Raises AssertionError when `mini_batch_size` does not divide the batch.
         """
@@ -242,8 +249,8 @@ class VerlBatch:
         return to_tensordict(self.batch, self.non_tensor_batch, self.meta_info, len(self))
 
     def save_to_disk(self, filepath: str | os.PathLike[str]) -> None:
-        """Write the batch to a file. Raise TypeError naming a column with values other than plain data,
-        arrays or tensors.
+        """Write the batch to a file. Raise TypeError naming a column with values other than plain
+        data, arrays or tensors.
         """
         batch = None if self.batch is None else dict(self.batch.items())
         parts = {
@@ -258,8 +265,8 @@ class VerlBatch:
     def load_from_disk(cls, filepath: str | os.PathLike[str]) -> Self:
         """Return a batch written by `save_to_disk`, without unpickling objects.
 
-        Raises pickle.UnpicklingError for a file that contains other objects, ValueError for one without a
-        batch.
+        Raises pickle.UnpicklingError for a file that contains other objects, ValueError for one
+        without a batch.
         """
         parts = load_plain(filepath)
         if not isinstance(parts, dict) or parts.get("format") != 1:

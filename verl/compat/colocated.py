@@ -42,8 +42,8 @@ class RayClassWithInitArgs(ActorClass):
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
     """Return a class with one worker of every given class, each an attribute named by its key.
 
-    Method `m` of the worker under key `k` is the class's method `k_m`; groups of `RayWorkerGroup.spawn` have
-    it as `m`.
+    Method `m` of the worker under key `k` is the class's method `k_m`; groups of
+    `RayWorkerGroup.spawn` have it as `m`.
     """
 
     class ColocatedWorker(Worker):
@@ -66,8 +66,8 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
 
 
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
-    """Return the colocated class of `class_dict` for a `RayWorkerGroup`; actor options of all parts are
-    merged.
+    """Return the colocated class of `class_dict` for a `RayWorkerGroup`; actor options of all parts
+    are merged.
     """
     colocated = RayClassWithInitArgs(create_colocated_worker_raw_cls(class_dict))
     for spec in class_dict.values():

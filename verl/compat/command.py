@@ -1,5 +1,5 @@
-"""A command line in the names of verl or Dr. MAS, translated to the keys of this package; one warning lists
-what was translated.
+"""A command line in the names of verl or Dr. MAS, translated to the keys of this package; one
+warning lists what was translated.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class TranslatedCommand(Command):
     """A command line after translation."""
 
     def warning(self) -> str:
-        """Return what was translated in one line; empty if nothing was, and no default of the project
-        applies.
+        """Return what was translated in one line; empty if nothing was, and no default of the
+        project applies.
         """
         if not self.translated:
             return ""
         defaults = " ".join(f"{key}={value}" for key, value in self.defaults.items())
         values = {**self.defaults, **dict(pair for pair in map(split, self.overrides) if pair is not None)}
         rows = [
-            f"{key}={values[key]}: counts rows there, tasks here; ppo_mini_update_num sets the number of "
-            "updates instead"
+            f"{key}={values[key]}: counts rows there, tasks here; ppo_mini_update_num sets the "
+            "number of updates instead"
             for key in MINI_BATCH_SIZES
             if self.upstream == "Dr. MAS" and plain(values.get(key, "0")) not in ("0", "null")
         ]
@@ -45,12 +45,13 @@ class TranslatedCommand(Command):
 
 
 def translate(overrides: Sequence[str]) -> TranslatedCommand:
-    """Return the command line with settings of verl and Dr. MAS translated; others, and values that are
-    refused, stay as they are.
+    """Return the command line with settings of verl and Dr. MAS translated; others, and values that
+    are refused, stay as they are.
     """
     settings = dict(pair for pair in map(split, overrides) if pair is not None)
     translations = {override: _take(override, _find(override), settings) for override in overrides}
-    # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's defaults.
+    # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's
+    # defaults.
     twins = {entry.name for entry in DR_MAS_TWINS}
     value_keys = {entry.name for entry in VERL_VALUES} | twins
     command = TranslatedCommand(
@@ -104,8 +105,8 @@ def _find(override: str) -> VerlKey | None:
 
 
 def _take(override: str, entry: VerlKey | None, settings: Mapping[str, str]) -> Translation | None:
-    """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of a key
-    that is not here is left out.
+    """Return what becomes of a setting; None if it is refused, or stays as it is. verl's default of
+    a key that is not here is left out.
     """
     pair = split(override)
     if pair is None or entry is None:

@@ -1,5 +1,5 @@
-"""verl's workers: device meshes, several workers in one process, execution of functions sent by the caller,
-processes per node.
+"""verl's workers: device meshes, several workers in one process, execution of functions sent by the
+caller, processes per node.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Worker(PlainWorker, WorkerHelper):
             logger.info(" ".join(str(arg) for arg in args))
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Register which part of a batch this worker gets in a named mesh, and whether its result is
-        collected.
+        """Register which part of a batch this worker gets in a named mesh, and whether its result
+        is collected.
         """
         if mesh_name in self._dispatch_dp_rank:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
@@ -115,8 +115,8 @@ class Worker(PlainWorker, WorkerHelper):
     def set_dispatch_collect(
         self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
     ) -> None:
-        """Register the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the last) as
-        `mesh_name`.
+        """Register the mesh of an inner worker (its `get_dispatch_collect()`; of several meshes the
+        last) as `mesh_name`.
 
         Raises AssertionError for a mesh that is already registered.
         """
@@ -136,8 +136,8 @@ class Worker(PlainWorker, WorkerHelper):
 
     def _known_mesh(self, table: dict[str, Any], mesh_name: str) -> Any:
         assert mesh_name in table, (
-            f"{mesh_name} is not registered in {type(self).__name__}: call _register_dispatch_collect_info "
-            f"first; known: {sorted(table)}"
+            f"{mesh_name} is not registered in {type(self).__name__}: call "
+            f"_register_dispatch_collect_info first; known: {sorted(table)}"
         )
         return table[mesh_name]
 

@@ -1,5 +1,5 @@
-"""verl's `register`: user-defined dispatch modes, calls of rank 0 only, arguments that are still being
-computed, padding.
+"""verl's `register`: user-defined dispatch modes, calls of rank 0 only, arguments that are still
+being computed, padding.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def register(
         dispatch_mode: a `Dispatch`, or a dict with `dispatch_fn` and `collect_fn`.
         execute_mode: `Execute.ALL` or `Execute.RANK_ZERO`.
         blocking: if False, the call returns at once an object with `get(timeout)`.
-        materialize_futures: the worker waits for `DataProtoFuture` arguments before the method runs.
+        materialize_futures: the worker waits for `DataProtoFuture` arguments before the method
+            runs.
 
     Raises AssertionError for other modes.
     """
@@ -310,8 +311,8 @@ def bound_method(
     execute_fn: Callable[..., Any],
     wait: Callable[[Any], Any] | None,
 ) -> Callable[..., Any]:
-    """Return a method of the group that dispatches arguments, calls the workers, waits if `wait` is given,
-    and collects the results.
+    """Return a method of the group that dispatches arguments, calls the workers, waits if `wait` is
+    given, and collects the results.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

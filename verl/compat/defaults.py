@@ -1,5 +1,5 @@
-"""verl's and Dr. MAS's defaults that differ from those here, for command lines in their names; and the keys
-that may be left out there.
+"""verl's and Dr. MAS's defaults that differ from those here, for command lines in their names; and
+the keys that may be left out there.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ OLDER_DEFAULTS = {
     "reward_model.reward_manager": "naive",
     "reward_model.launch_reward_fn_async": "false",
 }
-# Keys that have the value of another key unless they are set, there as here. Others that follow one here keep
-# their default there.
+# Keys that have the value of another key unless they are set, there as here. Others that follow one
+# here keep their default there.
 FOLLOW = (
     f"{REF}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz",
     f"{REF}.log_prob_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
@@ -61,8 +61,8 @@ FOLLOW = (
     "critic.use_dynamic_bsz", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
     "critic.loss_agg_mode",
 )  # fmt: skip
-# Keys that are left out where they have no effect: verl reads them under the same conditions, or they change
-# speed and memory alone.
+# Keys that are left out where they have no effect: verl reads them under the same conditions, or
+# they change speed and memory alone.
 MAY_HAVE_NO_EFFECT = (
     f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio",
     f"{ACTOR}.ppo_max_token_len_per_gpu",
@@ -82,8 +82,8 @@ MAY_HAVE_NO_EFFECT = (
 
 @cache
 def verl_0_9_defaults() -> dict[str, str | None]:
-    """Return every key of verl 0.9's `ppo_trainer` with its default as typed; None for one that follows
-    another key, or is required.
+    """Return every key of verl 0.9's `ppo_trainer` with its default as typed; None for one that
+    follows another key, or is required.
     """
     lines = Path(__file__).with_name("verl_0_9_defaults.txt").read_text(encoding="utf-8").splitlines()[1:]
     words = [
@@ -103,8 +103,8 @@ def is_verls_default(key: str, value: str) -> bool:
 
 
 def upstream_defaults(settings: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys, key -> value, that a command line in verl's or Dr. MAS's names leaves at their
-    defaults, which differ here.
+    """Return the keys, key -> value, that a command line in verl's or Dr. MAS's names leaves at
+    their defaults, which differ here.
 
     Args:
         settings: the command line as typed, key -> value.

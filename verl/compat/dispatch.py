@@ -1,7 +1,9 @@
-"""verl's functions that distribute the arguments of one call over the workers and collect the results.
+"""verl's functions that distribute the arguments of one call over the workers and collect the
+results.
 
-A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one entry per
-worker; a collect function maps (worker_group, results in rank order) to the result of the call.
+A dispatch function maps (worker_group, *args, **kwargs) to the same arguments as lists with one
+entry per worker; a collect function maps (worker_group, results in rank order) to the result of the
+call.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def split_arguments(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
 
 
 def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Dispatched:
-    """Pad batches with padding enabled, then split as `split_arguments`; the number of padding rows is added
-    under the padding key.
+    """Pad batches with padding enabled, then split as `split_arguments`; the number of padding rows
+    is added under the padding key.
 
     Raises AssertionError when the batches to pad differ in length.
     """
@@ -67,8 +69,8 @@ def split_arguments_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) ->
 
 
 def dispatch_all_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Return the arguments unchanged: lists with one entry per worker are distributed, all other values go to
-    every worker.
+    """Return the arguments unchanged: lists with one entry per worker are distributed, all other
+    values go to every worker.
     """
     return args, kwargs
 
@@ -79,12 +81,14 @@ def collect_all_to_all(worker_group: Any, output: Any) -> Any:
 
 
 def dispatch_dp_compute(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Check that every argument is a list with one entry per worker. Raise AssertionError otherwise."""
+    """Check that every argument is a list with one entry per worker. Raise AssertionError
+    otherwise.
+    """
     for name, value in [*enumerate(args), *kwargs.items()]:
         fits = isinstance(value, (tuple, list)) and len(value) == worker_group.world_size
         assert fits, (
-            f"argument {name} must be a list of {worker_group.world_size} entries, one per worker, got "
-            f"{type(value).__name__}"
+            f"argument {name} must be a list of {worker_group.world_size} entries, one per worker, "
+            f"got {type(value).__name__}"
         )
     return [list(arg) for arg in args], {key: list(value) for key, value in kwargs.items()}
 
@@ -103,8 +107,8 @@ def dispatch_dp_compute_data_proto(worker_group: Any, *args: Any, **kwargs: Any)
 
 
 def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Dispatch as `dispatch_dp_compute_data_proto`, except for the first argument, a function that every
-    worker receives.
+    """Dispatch as `dispatch_dp_compute_data_proto`, except for the first argument, a function that
+    every worker receives.
     """
     assert args and isinstance(args[0], FunctionType), (
         f"the first argument must be a function, got {type(args[0] if args else None)}"
@@ -114,8 +118,8 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
 
 
 def join_results(output: Any) -> Any:
-    """Concatenate results by rows; of pending results return a future. Raise AssertionError for other types
-    of results.
+    """Concatenate results by rows; of pending results return a future. Raise AssertionError for
+    other types of results.
     """
     for part in () if isinstance(output, PendingResults) else output:
         assert isinstance(part, (DataProto, TensorDict)), (
@@ -178,7 +182,9 @@ def collect_nd_compute_dataproto(collect_mask: list[bool], worker_group: Any, ou
 def dispatch_lazy_compute_data_proto(
     mesh_name: str, worker_group: Any, *args: Any, **kwargs: Any
 ) -> Dispatched:
-    """Distribute over a mesh that the workers have registered with `_register_dispatch_collect_info`."""
+    """Distribute over a mesh that the workers have registered with
+    `_register_dispatch_collect_info`.
+    """
     mapping = _of_mesh(worker_group, "_query_dispatch_info", mesh_name)
     return dispatch_nd_compute_dataproto(mapping, max(mapping) + 1, worker_group, *args, **kwargs)
 

@@ -1,5 +1,5 @@
-"""How values of verl's keys of fully asynchronous training are taken: counts of mini-batches and transfers to
-those of tasks and steps.
+"""How values of verl's keys of fully asynchronous training are taken: counts of mini-batches and
+transfers to those of tasks and steps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ TRIGGER = f"{SECTION}.trigger_parameter_sync_step"
 
 
 def batches_of_a_step(setting: Setting) -> Translation | None:
-    """Left out, or what is missing of data.train_batch_size and ppo_mini_batch_size set, if a step has so
-    many, else refused.
+    """Left out, or what is missing of data.train_batch_size and ppo_mini_batch_size set, if a step
+    has so many, else refused.
     """
     sizes = _sizes(setting.command)
     return (
@@ -39,8 +39,8 @@ def one_at_a_time(setting: Setting) -> Translation | None:
 
 
 def tasks_of_the_run(setting: Setting) -> Translation | None:
-    """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known, else
-    refused.
+    """Translated to as many steps, in whole transfers of weights, if the tasks of a step are known,
+    else refused.
     """
     sizes = _sizes(setting.command)
     trigger = _number(setting.command, TRIGGER, default="1")
@@ -68,7 +68,9 @@ def steps_of_transfers(setting: Setting) -> Translation | None:
 
 
 def log_probs_of_the_sampler(setting: Setting) -> Translation | None:
-    """Translated: true to bypass_mode=true unless compute_prox_log_prob is, false to bypass_mode=false."""
+    """Translated: true to bypass_mode=true unless compute_prox_log_prob is, false to
+    bypass_mode=false.
+    """
     if setting.plain not in ("true", "false"):
         return None
     proximal = plain(setting.command.get(f"{SECTION}.compute_prox_log_prob", "false")) == "true"
@@ -76,8 +78,8 @@ def log_probs_of_the_sampler(setting: Setting) -> Translation | None:
 
 
 def proximal_log_probs(setting: Setting) -> Translation | None:
-    """Left out if false; true translated to bypass_mode=false with trigger_parameter_sync_step=1, else
-    refused.
+    """Left out if false; true translated to bypass_mode=false with trigger_parameter_sync_step=1,
+    else refused.
     """
     if setting.plain == "false":
         return Translation(listed=False)
@@ -105,11 +107,12 @@ def _number(command: Mapping[str, str], *keys: str, default: str) -> int | None:
 
 
 def _sizes(command: Mapping[str, str]) -> dict[str, str] | None:
-    """Return data.train_batch_size or ppo_mini_batch_size, key -> value, so that a step has `require_batches`
-    mini-batches.
+    """Return data.train_batch_size or ppo_mini_batch_size, key -> value, so that a step has
+    `require_batches` mini-batches.
 
-    Nothing if `require_batches` is 0, the whole batch; None if those that are typed contradict each other, or
-    are not enough. A command that names a team leaves the mini-batch at the default here, the whole batch.
+    Nothing if `require_batches` is 0, the whole batch; None if those that are typed contradict each
+    other, or are not enough. A command that names a team leaves the mini-batch at the default here,
+    the whole batch.
     """
     default = "0" if any(key in command for key in TEAM) else VERL_DEFAULTS[MINI_BATCH]
     mini_batch = _number(command, f"{PER_AGENT}.actor.ppo_mini_batch_size", MINI_BATCH, default=default)

@@ -1,4 +1,6 @@
-"""Results that workers are still computing, and splitting and concatenation of all types of batches."""
+"""Results that workers are still computing, and splitting and concatenation of all types of
+batches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from verl.single_controller.worker_group import PendingResults
 class DataProtoFuture:
     """A `DataProto` (or TensorDict) that workers are still computing.
 
-    It can be passed to another worker group, whose workers then wait for it, and split with `chunk`.
+    It can be passed to another worker group, whose workers then wait for it, and split with
+    `chunk`.
 
     Args:
         collect_fn: concatenates the parts, usually `DataProto.concat`.
@@ -50,8 +53,8 @@ class DataProtoFuture:
         return [self.then(_Chunk(i, chunks)) for i in range(chunks)]
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the parts and return them concatenated. Raise TimeoutError after `timeout` seconds, or a
-        worker's error.
+        """Wait for the parts and return them concatenated. Raise TimeoutError after `timeout`
+        seconds, or a worker's error.
         """
         if isinstance(self.futures, PendingResults):
             parts = self.futures.get(timeout)
@@ -84,8 +87,8 @@ class _Chain:
 
 
 class _Chunk:
-    """Picks one chunk; a class, because futures are sent to workers and a closure would be serialized with
-    its frame.
+    """Picks one chunk; a class, because futures are sent to workers and a closure would be
+    serialized with its frame.
     """
 
     def __init__(self, index: int, chunks: int) -> None:
@@ -97,12 +100,12 @@ class _Chunk:
 
 
 class BatchData:
-    """A value to split (`chunk`), or a list of values to concatenate (`concat`); both return values of the
-    given type.
+    """A value to split (`chunk`), or a list of values to concatenate (`concat`); both return values
+    of the given type.
 
     Args:
-        data: a DataProto, DataProtoFuture or TensorDict to split; DataProtos, TensorDicts or a backend's
-            futures to concatenate.
+        data: a DataProto, DataProtoFuture or TensorDict to split; DataProtos, TensorDicts or a
+            backend's futures to concatenate.
     """
 
     def __init__(self, data: Any) -> None:
@@ -127,8 +130,8 @@ class BatchData:
         return parts
 
     def concat(self) -> Any:
-        """Concatenate by rows; of futures return a `DataProtoFuture`. Raise ValueError for an empty list,
-        TypeError for mixed types.
+        """Concatenate by rows; of futures return a `DataProtoFuture`. Raise ValueError for an empty
+        list, TypeError for mixed types.
         """
         if not self._data:
             raise ValueError("BatchData.concat needs at least one part, got none")

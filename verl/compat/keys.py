@@ -1,9 +1,10 @@
-"""Keys of verl 0.9 and Dr. MAS that do not exist here, with the equivalent keys or the reason why there is
-none.
+"""Keys of verl 0.9 and Dr. MAS that do not exist here, with the equivalent keys or the reason why
+there is none.
 
-An entry matches its key and all keys below it; `*` matches any sections, and the first matching entry counts.
-An entry with `take` translates some or all values of a command line (`verl.compat.command`), the others are
-refused. The table of docs/upstream_map.md is generated from this file by `python scripts/gen_config_docs.py`.
+An entry matches its key and all keys below it; `*` matches any sections, and the first matching
+entry counts. An entry with `take` translates some or all values of a command line
+(`verl.compat.command`), the others are refused. The table of docs/upstream_map.md is generated from
+this file by `python scripts/gen_config_docs.py`.
 """
 
 from __future__ import annotations
@@ -442,8 +443,8 @@ DR_MAS_TWINS: tuple[VerlKey, ...] = (
         for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
     ),
 )  # fmt: skip
-# Values of keys of the same name that mean something else in a command line with keys or values of the two
-# tables above.
+# Values of keys of the same name that mean something else in a command line with keys or values of
+# the two tables above.
 VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size", note="an engine's devices are on one node",
              take=within_a_node),

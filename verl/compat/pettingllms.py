@@ -1,7 +1,7 @@
 """Names and YAML keys of PettingLLMs, the code base of AT-GRPO, with the equivalent keys here.
 
-Read from its commit a054fb18. A command line in these names is not translated: its configuration is a YAML
-file per workflow. The table of docs/upstream_map.md is generated from this file by
+Read from its commit a054fb18. A command line in these names is not translated: its configuration is
+a YAML file per workflow. The table of docs/upstream_map.md is generated from this file by
 `python scripts/gen_config_docs.py`.
 """
 

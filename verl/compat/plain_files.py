@@ -30,7 +30,8 @@ _DATES: dict[str, type[datetime.date]] = {kind.__name__: kind for kind in (datet
 def encode_plain(value: Any, where: str) -> Any:
     """Return nested data as tagged tuples of plain values and tensors.
 
-    Raises TypeError naming `where` for a value that is not a number, text, container, array or tensor.
+    Raises TypeError naming `where` for a value that is not a number, text, container, array or
+    tensor.
     """
     if type(value) in _PLAIN:
         return value
@@ -58,8 +59,9 @@ def encode_plain(value: Any, where: str) -> Any:
     if type(value) in _DATES.values() and getattr(value, "tzinfo", None) in (None, datetime.UTC):
         return ("date", type(value).__name__, value.isoformat())
     raise TypeError(
-        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
-        "convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before saving"
+        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
+        "saved; convert it to numbers, text, lists, dicts, arrays or tensors, or pop it before "
+        "saving"
     )
 
 
@@ -86,8 +88,8 @@ def _encode_array(array: np.ndarray, where: str) -> tuple[Any, ...]:
         )
     if array.dtype != object:
         raise TypeError(
-            f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text or object "
-            "entries"
+            f"{where} is an array of dtype {array.dtype}, which cannot be saved; use numbers, text "
+            "or object entries"
         )
     return ("objects", list(array.shape), [encode_plain(item, where) for item in array.flat])
 
@@ -151,8 +153,8 @@ def _named(registry: dict[str, Any], name: str) -> Any:
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
-    """Write nested plain data to a temporary file that is then renamed, so that a full disk leaves no
-    incomplete file.
+    """Write nested plain data to a temporary file that is then renamed, so that a full disk leaves
+    no incomplete file.
     """
     target = Path(path)
     temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
@@ -164,7 +166,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], where: str) -> None:
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
-    """Return the data of a file written by `save_plain`; a file with other Python objects is rejected before
-    they are built.
+    """Return the data of a file written by `save_plain`; a file with other Python objects is
+    rejected before they are built.
     """
     return decode_plain(torch.load(path, map_location="cpu", weights_only=True))

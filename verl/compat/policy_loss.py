@@ -28,8 +28,8 @@ def compute_policy_loss(
         loss_agg_mode: see `agg_loss`.
 
     Returns:
-        loss, fraction of clipped tokens, mean of `old_log_prob - log_prob`, fraction of dual-clipped tokens:
-        scalars.
+        loss, fraction of clipped tokens, mean of `old_log_prob - log_prob`, fraction of
+        dual-clipped tokens: scalars.
 
     Raises:
         ValueError: a side without a clip range, or `clip_ratio_c <= 1`.

@@ -61,8 +61,8 @@ def collate_fn(x: list[DataProtoItem]) -> DataProto:
 def allgather_dict_tensors(
     tensors: dict[str, torch.Tensor] | TensorDict, size: int, group: Any, dim: int = 0
 ) -> dict[str, torch.Tensor] | TensorDict:
-    """Concatenate every tensor of all ranks of a process group along `dim`, in rank order; shapes must be
-    equal on every rank.
+    """Concatenate every tensor of all ranks of a process group along `dim`, in rank order; shapes
+    must be equal on every rank.
 
     Args:
         tensors: a dict or a TensorDict; the result has the same type.
@@ -94,8 +94,8 @@ def all_gather_data_proto(data: DataProto, process_group: Any) -> None:
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
-    """Append rows from the start of the batch, repeatedly if necessary, until `size_divisor` divides its
-    length.
+    """Append rows from the start of the batch, repeatedly if necessary, until `size_divisor`
+    divides its length.
 
     Returns:
         The padded batch (the same object if no row was appended) and the number of rows appended.

@@ -58,7 +58,9 @@ class RayResourcePool(Pool):
     def get_placement_groups(
         self, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str | None = None
     ) -> list[PlacementGroup]:
-        """Return the placement groups, made on the first call, with the prefix `name` if it is given."""
+        """Return the placement groups, made on the first call, with the prefix `name` if it is
+        given.
+        """
         self.name_prefix = name or self.name_prefix
         return super().get_placement_groups(strategy)
 
@@ -131,8 +133,8 @@ def split_resource_pool(resource_pool: Pool, split_size: int | list[int]) -> lis
 
 
 def merge_resource_pool(rp1: Pool, rp2: Pool) -> Pool:
-    """Return a pool of the ranks of both, in their placement groups. Raise AssertionError when their
-    resources or lifetimes differ.
+    """Return a pool of the ranks of both, in their placement groups. Raise AssertionError when
+    their resources or lifetimes differ.
     """
     kinds = [
         {"bundle": pool.bundle(), "max_colocate_count": pool.max_colocate_count, "lifetime": pool.lifetime}
@@ -161,7 +163,8 @@ class ResourcePoolManager:
     use_gpu: bool = True
 
     def create_resource_pool(self) -> None:
-        """Create every pool of the specification; placement groups are made with a pool's first worker group.
+        """Create every pool of the specification; placement groups are made with a pool's first
+        worker group.
 
         Raises ValueError when the cluster has fewer free GPUs than the pools need.
         """
@@ -185,8 +188,9 @@ class ResourcePoolManager:
         name = self.mapping[role]
         if name not in self.resource_pool_dict:
             raise KeyError(
-                f"{role} is mapped to pool {name!r}; pools made so far: {sorted(self.resource_pool_dict)}, "
-                f"specified: {sorted(self.resource_pool_spec)} (create_resource_pool makes them)"
+                f"{role} is mapped to pool {name!r}; pools made so far: "
+                f"{sorted(self.resource_pool_dict)}, specified: {sorted(self.resource_pool_spec)} "
+                "(create_resource_pool makes them)"
             )
         return self.resource_pool_dict[name]
 
@@ -199,6 +203,7 @@ class ResourcePoolManager:
         required_gpus = self.get_n_gpus()
         if free < required_gpus:
             raise ValueError(
-                f"the resource pools {dict(self.resource_pool_spec)} want {required_gpus} GPUs, the cluster "
-                f"has {free:g} free; ask for fewer, or pass use_gpu=False to run on CPUs"
+                f"the resource pools {dict(self.resource_pool_spec)} want {required_gpus} GPUs, "
+                f"the cluster has {free:g} free; ask for fewer, or pass use_gpu=False to run on "
+                "CPUs"
             )

@@ -1,4 +1,6 @@
-"""Batches as one TensorDict, and TensorDicts split and concatenated by rows (nested tensors included)."""
+"""Batches as one TensorDict, and TensorDicts split and concatenated by rows (nested tensors
+included).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 def to_tensordict(
     batch: TensorDict | None, arrays: dict[str, np.ndarray], meta_info: dict[str, Any], rows: int
 ) -> TensorDict:
-    """Return a TensorDict of the tensors, one stack of objects per non-tensor column, and one shared value
-    per meta_info entry.
+    """Return a TensorDict of the tensors, one stack of objects per non-tensor column, and one
+    shared value per meta_info entry.
     """
     merged = TensorDict({} if batch is None else dict(batch.items()), batch_size=[rows])
     for key, value in arrays.items():
@@ -45,8 +47,8 @@ def from_tensordict(
 
 
 def chunk_tensordict(data: TensorDict, chunks: int) -> list[TensorDict]:
-    """Split a TensorDict into `chunks` equal parts by rows. Raise AssertionError when the rows do not
-    divide.
+    """Split a TensorDict into `chunks` equal parts by rows. Raise AssertionError when the rows do
+    not divide.
     """
     rows = int(data.batch_size[0])
     assert rows % chunks == 0, f"only support equal chunk. Got size of TensorDict {rows} and chunk {chunks}."

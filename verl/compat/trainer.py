@@ -1,4 +1,6 @@
-"""verl's roles of workers, the roles that a configuration needs, and the arguments of verl's trainer."""
+"""verl's roles of workers, the roles that a configuration needs, and the arguments of verl's
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def need_reference_policy(config: RunConfig) -> bool:
 
 
 def advice_on_arguments(names: Iterable[str]) -> str:
-    """Return what to pass to `RayPPOTrainer` instead of arguments of verl's trainer; empty for other names."""
+    """Return what to pass to `RayPPOTrainer` instead of arguments of verl's trainer; empty for
+    other names.
+    """
     theirs = [name for name in REPLACEMENTS if name in names]
     if not theirs:
         return ""

@@ -1,5 +1,5 @@
-"""How values of verl's keys are taken: carried to the equivalent key, or left out where they change nothing
-here.
+"""How values of verl's keys are taken: carried to the equivalent key, or left out where they change
+nothing here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Setting:
     Attributes:
         key: the key as typed, without `+`.
         value: the value as typed.
-        rest: the part of the key below the entry that matched it, such as `.param_offload`; empty if the
-            entry is the key itself.
+        rest: the part of the key below the entry that matched it, such as `.param_offload`; empty
+            if the entry is the key itself.
         here: the equivalent keys of the entry.
         command: all settings of the command line, key -> value as typed.
     """
@@ -42,9 +42,11 @@ class Translation:
 
     Attributes:
         overrides: key -> value here; empty if the setting is left out.
-        listed: the warning about the translation names it; False if the value says what is so anyway.
+        listed: the warning about the translation names it; False if the value says what is so
+            anyway.
         note: replaces the entry's note in that warning.
-        against: key of another setting of the command that the setting contradicts; empty if there is none.
+        against: key of another setting of the command that the setting contradicts; empty if there
+            is none.
     """
 
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -120,8 +122,8 @@ def nothing(*values: str) -> Take:
 
 
 def no_effect(*values: str, silent: tuple[str, ...] = ()) -> Take:
-    """Leave out these values, or all if none are named, and list them: they change speed or memory, not the
-    result.
+    """Leave out these values, or all if none are named, and list them: they change speed or memory,
+    not the result.
     """
 
     def take(setting: Setting) -> Translation | None:
@@ -169,13 +171,15 @@ def _switched(setting: Setting, on: str, off: str) -> Translation | None:
 
 
 def penalty_switches(setting: Setting) -> Translation | None:
-    """Translated for each agent: false to 0, true to its coefficient, else the common one, else 0.1."""
+    """Translated for each agent: false to 0, true to its coefficient, else the common one, else
+    0.1.
+    """
     return _switched_per_agent(setting, on="0.1", off="0.0")
 
 
 def numbers_of_updates(setting: Setting) -> Translation | None:
-    """Translated for each agent: true to its number, else the common one, else 10; false to null, but refused
-    beside a common number.
+    """Translated for each agent: true to its number, else the common one, else 10; false to null,
+    but refused beside a common number.
     """
     return _switched_per_agent(setting, on="10", off="null")
 
@@ -253,7 +257,9 @@ def below(**takes: Take) -> Take:
 
 
 def own_values(setting: Setting) -> Translation | None:
-    """Left out if null and the agents have values of their own, under agent.agent_specific_parameters."""
+    """Left out if null and the agents have values of their own, under
+    agent.agent_specific_parameters.
+    """
     agent_key = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
     return Translation(listed=False) if setting.plain == "null" and agent_key in setting.command else None
 
@@ -294,8 +300,8 @@ def loggers(setting: Setting) -> Translation | None:
 def reward_manager(setting: Setting) -> Translation | None:
     """Translated: naive, dapo and prime, with a function of the user also gdpo.
 
-    With such a function all of them call `compute_score` with verl's arguments, which is `naive` here;
-    `batch` calls it with lists.
+    With such a function all of them call `compute_score` with verl's arguments, which is `naive`
+    here; `batch` calls it with lists.
     """
     function = any(
         key.endswith("custom_reward_function.path") and plain(value) != "null"
@@ -309,8 +315,8 @@ def reward_manager(setting: Setting) -> Translation | None:
 
 
 def scored_by_model(setting: Setting) -> Translation | None:
-    """Translated: true to a reward model whose score of the answer is the team's reward, unless a function of
-    the user asks the model.
+    """Translated: true to a reward model whose score of the answer is the team's reward, unless a
+    function of the user asks the model.
     """
     if setting.plain == "false":
         return Translation(listed=False)
@@ -331,7 +337,9 @@ def scored_by_model(setting: Setting) -> Translation | None:
 
 
 def longest_input(setting: Setting) -> Translation | None:
-    """Translated: prompt_length and response_length to their sum, the longest input of the reward model."""
+    """Translated: prompt_length and response_length to their sum, the longest input of the reward
+    model.
+    """
     section = setting.key.rpartition(".")[0]
     lengths = [
         plain(setting.command.get(f"{section}.{name}", "2048"))
@@ -345,8 +353,8 @@ def longest_input(setting: Setting) -> Translation | None:
 
 
 def engine_nodes(setting: Setting) -> Translation | None:
-    """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices of the
-    trainer.
+    """Translated if above 0, with the GPUs of each node; left out if 0: engines share the devices
+    of the trainer.
     """
     if setting.plain == "0":
         return Translation(listed=False)
@@ -357,7 +365,9 @@ def engine_nodes(setting: Setting) -> Translation | None:
 
 
 def engine_gpus(setting: Setting) -> Translation:
-    """Translated with nodes of the engines' own, else left out: engines share the devices of the trainer."""
+    """Translated with nodes of the engines' own, else left out: engines share the devices of the
+    trainer.
+    """
     return Translation({setting.here[0]: setting.value} if _own_engines(setting.command) else {})
 
 
@@ -378,7 +388,9 @@ def within_a_node(setting: Setting) -> Translation | None:
 
 
 def _own_engines(command: Mapping[str, str]) -> bool:
-    """Return whether a command line gives engines devices of their own, by verl's keys or by those here."""
+    """Return whether a command line gives engines devices of their own, by verl's keys or by those
+    here.
+    """
     return any(
         plain(command.get(key, "0")) != "0"
         for key in ("actor_rollout_ref.rollout.nnodes", "rollout.n_gpus_per_node")

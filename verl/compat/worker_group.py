@@ -1,5 +1,5 @@
-"""verl's `RayWorkerGroup`: it can attach to running actors, separate the workers of a colocated class, and
-bind methods explicitly.
+"""verl's `RayWorkerGroup`: it can attach to running actors, separate the workers of a colocated
+class, and bind methods explicitly.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ class RayWorkerGroup(ActorGroup):
 
     Args:
         resource_pool: pool in which the actors run.
-        ray_cls_with_init: their class and constructor arguments. Optional for a group that attaches to
-            running actors: without it their methods are called with `execute_all_sync("method", ...)`.
+        ray_cls_with_init: their class and constructor arguments. Optional for a group that attaches
+            to running actors: without it their methods are called with
+            `execute_all_sync("method", ...)`.
         bin_pack: pack each node's processes onto one node.
         name_prefix: start of the actors' names; random when None.
         detached: actors outlive this driver.
         worker_names: names of running actors to attach to, instead of starting actors.
         worker_handles: handles of running actors to attach to.
-        ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds; the pool's
-            own when None.
+        ray_wait_register_center_timeout: limit of the wait for the pool's resources, in seconds;
+            the pool's own when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         device_name: "cuda" or "cpu"; taken from the pool when None.
         use_gpu: workers get a share of their bundle's GPU; taken from the pool when None.
-        master_addr: address of rank 0 for `torch.distributed`, given with `master_port`; found when None.
+        master_addr: address of rank 0 for `torch.distributed`, given with `master_port`; found when
+            None.
         master_port: port of rank 0; a free one when None.
         master_port_range: `[begin, end)` to take a free port from.
         timeout_s: limit of every wait for a result, in seconds.
-        **kwargs: accepted for compatibility, without effect (`profile_steps`, `worker_nsight_options`); a
-            warning names them.
+        **kwargs: accepted for compatibility, without effect (`profile_steps`,
+            `worker_nsight_options`); a warning names them.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself, for `master_addr` without
-    its port and for GPUs of a pool without GPUs; TimeoutError when resources are not available in time,
-    RuntimeError when `master_port_range` has no free port.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself, for
+    `master_addr` without its port and for GPUs of a pool without GPUs; TimeoutError when resources
+    are not available in time, RuntimeError when `master_port_range` has no free port.
     """
 
     def __init__(
@@ -100,8 +102,8 @@ class RayWorkerGroup(ActorGroup):
             raise ValueError("RayWorkerGroup needs ray_cls_with_init, a RayClassWithInitArgs")
         if self.use_gpu and not with_gpus:
             raise ValueError(
-                "use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or leave it out "
-                "here"
+                "use_gpu=True, but the resource pool has no GPUs: make it with use_gpu=True, or "
+                "leave it out here"
             )
         if ray_wait_register_center_timeout is not None and isinstance(resource_pool, RayResourcePool):
             resource_pool.timeout_s = ray_wait_register_center_timeout
@@ -136,7 +138,9 @@ class RayWorkerGroup(ActorGroup):
 
     @property
     def master_address(self) -> str | None:
-        """Address of rank 0 for `torch.distributed`; None for a group that attached to running actors."""
+        """Address of rank 0 for `torch.distributed`; None for a group that attached to running
+        actors.
+        """
         return self._rendezvous and self._rendezvous[0]
 
     @property
@@ -181,8 +185,8 @@ class RayWorkerGroup(ActorGroup):
     def _bind_worker_method(
         self, user_defined_cls: type, func_generator: Callable[..., Callable[..., Any]]
     ) -> list[str]:
-        """Bind the registered methods of a class with a `func_generator` as in verl, and return their
-        names.
+        """Bind the registered methods of a class with a `func_generator` as in verl, and return
+        their names.
         """
         method_attributes = {
             name: getattr(getattr(user_defined_cls, name, None), MAGIC_ATTR, None)
@@ -245,8 +249,8 @@ def func_generator(
         self: the worker group.
         method_name: method of the workers.
         dispatch_fn, collect_fn: as in `register_dispatch_mode`.
-        execute_fn: function such as `self.execute_all`, which returns the group's pending results or Ray
-            object references.
+        execute_fn: function such as `self.execute_all`, which returns the group's pending results
+            or Ray object references.
         blocking: wait for the results, up to the group's timeout.
     """
 

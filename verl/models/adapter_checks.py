@@ -1,4 +1,6 @@
-"""What an adapter covers, as a share of a model's weights, and whether each of its layers has an effect."""
+"""What an adapter covers, as a share of a model's weights, and whether each of its layers has an
+effect.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ class AdapterCoverage:
     """The part of a model that an adapter changes.
 
     Attributes:
-        share: part of the layers' weights that have an adapter, 0 to 1; all matrices without embeddings and
-            head.
+        share: part of the layers' weights that have an adapter, 0 to 1; all matrices without
+            embeddings and head.
         left_out: the other weights by reason, the largest share first.
     """
 
@@ -112,8 +114,8 @@ def adapter_coverage(model: torch.nn.Module, spec: LoraSpec) -> AdapterCoverage:
 
 
 def _matrices(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, torch.Tensor]]:
-    """Return the weights of two or more dimensions in a model's layers, each once, with their names and
-    modules.
+    """Return the weights of two or more dimensions in a model's layers, each once, with their names
+    and modules.
     """
     visited_ids: set[int] = set()
     head = head_of(model)
@@ -186,7 +188,8 @@ class AdapterReport:
 
 
 def adapter_report(model: torch.nn.Module, specs: Mapping[str, LoraSpec]) -> AdapterReport:
-    """Check the targets of adapters on the model itself, and the effect of every layer on its miniature.
+    """Check the targets of adapters on the model itself, and the effect of every layer on its
+    miniature.
 
     Args:
         model: the base, without adapters; it may be on the meta device.

@@ -17,7 +17,8 @@ UNSUPPORTED = (
     "layers_to_transform",
     "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
-# Initialisations that change the base model as well: the adapter alone does not give the trained model.
+# Initialisations that change the base model as well: the adapter alone does not give the trained
+# model.
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
@@ -36,12 +37,14 @@ def adapter_shape(model: Any) -> dict[str, Any]:
 
 
 def read_adapter_shape(path: str) -> dict[str, Any]:
-    """Return `lora_rank`, `lora_alpha`, `target_modules` and `exclude_modules` of the adapter in a folder.
+    """Return `lora_rank`, `lora_alpha`, `target_modules` and `exclude_modules` of the adapter in a
+    folder.
 
     Dropout is not returned: adapters here are trained without it.
 
     Raises:
-        AdapterFolderError: no folder with a configuration and weights, or an adapter that is no plain LoRA.
+        AdapterFolderError: no folder with a configuration and weights, or an adapter that is no
+            plain LoRA.
     """
     folder = Path(path).expanduser()
     if not (folder / ADAPTER_CONFIG).is_file():
@@ -74,14 +77,14 @@ def _check_supported(config: dict[str, Any]) -> None:
         extras["init_lora_weights"] = config["init_lora_weights"]
     for name, value in extras.items():
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: expected LoRA "
-            "on linear layers with one rank, and an unchanged base model"
+            f"whose {ADAPTER_CONFIG} has {name}={value!r}, which adapters here do not support: "
+            "expected LoRA on linear layers with one rank, and an unchanged base model"
         )
 
 
 def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str | list[str] | None:
-    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names are
-    written.
+    """Return `target_modules` and the layers of the weights in `target_parameters`, as some names
+    are written.
     """
     weights = _layers(config, "target_parameters")
     if weights is None:
@@ -89,9 +92,9 @@ def _with_weights(config: dict[str, Any], layers: str | list[str] | None) -> str
     of_layers = not isinstance(weights, str) and all(name.endswith(WEIGHT) for name in weights)
     if isinstance(layers, str) or isinstance(weights, str) or not of_layers:
         raise AdapterFolderError(
-            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside target_modules={layers!r}; "
-            f"expected a list of weights of linear layers, each with the ending {WEIGHT!r}, and a list of "
-            "layers"
+            f"whose {ADAPTER_CONFIG} has target_parameters={weights!r} beside "
+            f"target_modules={layers!r}; expected a list of weights of linear layers, each with "
+            f"the ending {WEIGHT!r}, and a list of layers"
         )
     return sorted([*(layers or []), *(name.removesuffix(WEIGHT) for name in weights)])
 

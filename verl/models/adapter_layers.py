@@ -1,5 +1,5 @@
-"""Which layers of a model can have a LoRA adapter, by a run of its miniature and by what PEFT does with
-names.
+"""Which layers of a model can have a LoRA adapter, by a run of its miniature and by what PEFT does
+with names.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ class PeftForm(Enum):
 
 @cache
 def peft_form(model_type: str, leaf: str) -> PeftForm:
-    """Return the form for linear layers whose name ends in `leaf`, as PEFT treats one in a model of this
-    type.
+    """Return the form for linear layers whose name ends in `leaf`, as PEFT treats one in a model of
+    this type.
 
-    For the types of some mixtures of experts PEFT replaces the names that layers had in older releases of
-    transformers, in whatever form `target_modules` has them, by parameters of the routed experts; a weight in
-    `target_parameters` it leaves alone. Other names it refuses for some types.
+    For the types of some mixtures of experts PEFT replaces the names that layers had in older
+    releases of transformers, in whatever form `target_modules` has them, by parameters of the
+    routed experts; a weight in `target_parameters` it leaves alone. Other names it refuses for some
+    types.
     """
     from peft import LoraConfig
 
@@ -99,12 +100,12 @@ def _is_adapted(config: Any, model_type: str, leaf: str) -> bool:
 
 
 def refused_layers(model: torch.nn.Module) -> dict[str, str]:
-    """Return the linear layers of a model that cannot have an adapter, with the reason, a clause about
-    "layers".
+    """Return the linear layers of a model that cannot have an adapter, with the reason, a clause
+    about "layers".
 
     Args:
-        model: without adapters; it may be on the meta device. All linear layers of one that is not of
-            transformers can have an adapter.
+        model: without adapters; it may be on the meta device. All linear layers of one that is not
+            of transformers can have an adapter.
     """
     from transformers import PreTrainedModel
 
@@ -141,8 +142,8 @@ _USES: dict[str, Mapping[str, str]] = {}
 
 
 def probe_model(config: Any) -> Any:
-    """Return a small model of a configuration on the CPU, whose layers have the names of the large one but
-    for their numbers. Raises MiniatureError.
+    """Return a small model of a configuration on the CPU, whose layers have the names of the large
+    one but for their numbers. Raises MiniatureError.
     """
     return miniature_model(config, attention="eager")
 
@@ -164,7 +165,8 @@ class _Use:
 
     Attributes:
         calls: number of calls.
-        wrong: clause about an input or output that is not one tensor of the layer's channels, or empty.
+        wrong: clause about an input or output that is not one tensor of the layer's channels, or
+            empty.
         outputs: outputs, which keep their gradients.
     """
 
@@ -174,11 +176,12 @@ class _Use:
 
 
 def layer_uses(model: Any) -> dict[str, str]:
-    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`, without those that
-    can.
+    """Return why linear layers of a small model cannot have an adapter, by `name_pattern`, without
+    those that can.
 
-    An adapter adds a term to the output of a call, so the layer has to be called, in training and in
-    evaluation mode, with one tensor that becomes one tensor, and the output has to reach the logits.
+    An adapter adds a term to the output of a call, so the layer has to be called, in training and
+    in evaluation mode, with one tensor that becomes one tensor, and the output has to reach the
+    logits.
     """
     layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
     reasons: dict[str, dict[str, str | None]] = {}
@@ -255,7 +258,9 @@ def _observer(use: _Use) -> Callable[[torch.nn.Module, tuple[Any, ...], dict[str
 
 
 def probe_logits(model: Any) -> torch.Tensor:
-    """Return the logits `[rows, tokens, vocabulary]` of a small model for fixed tokens without padding."""
+    """Return the logits `[rows, tokens, vocabulary]` of a small model for fixed tokens without
+    padding.
+    """
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     tokens = torch.randint(0, vocabulary, (PROBE_ROWS, PROBE_TOKENS), generator=generator)
@@ -270,7 +275,9 @@ def probe_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 def expert_parameters(model: torch.nn.Module) -> list[str]:
-    """Return the names of the parameters that hold the weights of all experts of a mixture in one tensor."""
+    """Return the names of the parameters that hold the weights of all experts of a mixture in one
+    tensor.
+    """
     return [name for name, value in model.named_parameters() if value.ndim >= 3 and is_expert(name)]
 
 

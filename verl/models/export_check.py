@@ -20,13 +20,14 @@ WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are e
 @once_per_configuration
 @one_thread()
 def export_difference(config: Any) -> float:
-    """Export a miniature of a model, reload it by transformers, and return the largest difference of its
-    log-probs, in nats.
+    """Export a miniature of a model, reload it by transformers, and return the largest difference
+    of its log-probs, in nats.
 
     NaN if no miniature can be built.
 
     Raises:
-        ModelPathError: the export cannot be read, lacks tensors, has others, or holds or gives other numbers.
+        ModelPathError: the export cannot be read, lacks tensors, has others, or holds or gives
+            other numbers.
     """
     try:
         model = miniature_model(config, attention="eager")
@@ -56,8 +57,8 @@ def export_difference(config: Any) -> float:
     wrong |= set(loaded[1]["missing_keys"]) | set(loaded[1]["unexpected_keys"])
     if wrong:
         raise ModelPathError(
-            f"an export of {config.model_type} is not what transformers reads back: {sorted(wrong)[:3]} "
-            f"differ ({len(wrong)} in all); {WITH_ADAPTERS}"
+            f"an export of {config.model_type} is not what transformers reads back: "
+            f"{sorted(wrong)[:3]} differ ({len(wrong)} in all); {WITH_ADAPTERS}"
         )
     ids = torch.arange(3, 3 + TOKENS)[None]
     with torch.no_grad():
@@ -74,7 +75,7 @@ def export_difference(config: Any) -> float:
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones once, and
-    persistent buffers.
+    """Return the tensors that a checkpoint of a model must hold, by name: parameters, tied ones
+    once, and persistent buffers.
     """
     return {name: value.detach() for name, value in model.named_parameters()} | persistent_buffers(model)

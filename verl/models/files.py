@@ -1,5 +1,5 @@
-"""Whether the files of a model folder hold the model of its config.json; nothing but the headers of its
-weights is read.
+"""Whether the files of a model folder hold the model of its config.json; nothing but the headers of
+its weights is read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OTHER_FORMATS = {
 
 
 def check_files(path: str, *, trust_remote_code: bool = False) -> None:
-    """Check that the weights of a model folder are there and have the names and shapes that its configuration
-    asks for.
+    """Check that the weights of a model folder are there and have the names and shapes that its
+    configuration asks for.
 
     A hub id is not checked: its files are checked when they are loaded.
 
     Raises:
-        ModelPathError: weights of another framework, missing or damaged files, or tensors that contradict the
-            configuration.
+        ModelPathError: weights of another framework, missing or damaged files, or tensors that
+            contradict the configuration.
     """
     config = check_causal_lm(path, trust_remote_code=trust_remote_code)
     folder = Path(path).expanduser()
@@ -39,9 +39,10 @@ def check_files(path: str, *, trust_remote_code: bool = False) -> None:
     if mismatched:
         name, in_file, expected = mismatched[0]
         raise ModelPathError(
-            f"the files of model {path!r} contradict its config.json in {count_of(mismatched, 'tensor')}: "
-            f"{name} has the shape {tuple(in_file)}, the configuration asks for {tuple(expected)}; correct "
-            "config.json, or give the folder of this configuration"
+            f"the files of model {path!r} contradict its config.json in "
+            f"{count_of(mismatched, 'tensor')}: {name} has the shape {tuple(in_file)}, the "
+            f"configuration asks for {tuple(expected)}; correct config.json, or give the folder of "
+            "this configuration"
         )
     check_missing(path, report["missing_keys"])
 
@@ -51,8 +52,8 @@ def _no_weights(path: str, names: list[str]) -> str:
         example = next((name for name in sorted(names) if name.endswith(ending)), None)
         if example is not None:
             return (
-                f"model {path!r} has weights of {framework} ({example}) and none that transformers reads; "
-                "convert them to safetensors, or give the folder of a copy in that format"
+                f"model {path!r} has weights of {framework} ({example}) and none that transformers "
+                "reads; convert them to safetensors, or give the folder of a copy in that format"
             )
     return f"model {path!r} has no weights; expected model.safetensors, shards with an index, or pytorch_model.bin beside config.json"
 

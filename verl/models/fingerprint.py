@@ -1,5 +1,5 @@
-"""Fingerprints of model files, which detect another model under the same name without reading all of its
-files, and of configurations.
+"""Fingerprints of model files, which detect another model under the same name without reading all
+of its files, and of configurations.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NOT_STRUCTURE = ("dtype", "torch_dtype", "architectures", "transformers_version"
 
 
 def model_fingerprint(path: str) -> str | None:
-    """Return the sha256 over names, sizes and contents of a model's `config.json` and weight files; None for
-    a hub id not in the cache.
+    """Return the sha256 over names, sizes and contents of a model's `config.json` and weight files;
+    None for a hub id not in the cache.
 
-    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read, because
-    training changes every tensor.
+    Of a file over 16 MiB, 256 blocks of 64 KiB spread from its first byte to its last are read,
+    because training changes every tensor.
     """
     folder = _folder(path)
     if folder is None:
@@ -56,7 +56,9 @@ def _folder(path: str) -> Path | None:
 
 
 def configuration_key(config: Any) -> str:
-    """Return a text that is the same for configurations of one structure, whatever their paths and dtypes."""
+    """Return a text that is the same for configurations of one structure, whatever their paths and
+    dtypes.
+    """
     return f"{type(config).__module__}.{type(config).__qualname__} {json.dumps(_structure(config.to_dict()), default=str, sort_keys=True)}"
 
 
@@ -71,8 +73,8 @@ def _structure(value: Any) -> Any:
 
 
 def once_per_configuration(check: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Make a function of a model's configuration run once in a process for configurations of one structure;
-    errors are not kept.
+    """Make a function of a model's configuration run once in a process for configurations of one
+    structure; errors are not kept.
 
     Further arguments are compared by their `repr`; results must not be changed by the caller.
     """

@@ -1,8 +1,9 @@
-"""GGUF files as models: read through transformers, written once as a folder of safetensors, which the rest of
-the program reads.
+"""GGUF files as models: read through transformers, written once as a folder of safetensors, which
+the rest of the program reads.
 
-What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of its
-tokenizer, the rule by which text is cut before tokens are merged, and the scaling of its rotary positions.
+What transformers leaves out of a file is repaired here, or refused: the ends and special tokens of
+its tokenizer, the rule by which text is cut before tokens are merged, and the scaling of its rotary
+positions.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ TOKENIZER_KINDS = (BYTE_PAIRS, "llama")
 # llama.cpp's types of tokens.
 CONTROL = 3
 USER_DEFINED = 4
-# Numbers of several digits, contractions, scripts, spaces and line ends: where rules to cut text differ.
+# Numbers of several digits, contractions, scripts, spaces and line ends: where rules to cut text
+# differ.
 ROUND_TRIPS = ("In 2024, it cost 12345.67 EUR.", "I'll don't  two\n\n three\t!", "Größe 東京 🙂 naïve")
 DAMAGE = (ValueError, KeyError, IndexError, TypeError, OverflowError, NotImplementedError, struct.error)
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the GGUF file that a model path names: a file, the only one of a folder without other weights,
-    or `owner/name/FILE.gguf`.
+    """Return the GGUF file that a model path names: a file, the only one of a folder without other
+    weights, or `owner/name/FILE.gguf`.
 
     Raises:
         ModelPathError: a folder with several such files, or a hub file that cannot be downloaded.
@@ -68,8 +70,8 @@ def gguf_file(path: str) -> Path | None:
         return local.absolute()
     if path.startswith((".", "~", os.sep)) or path.count("/") != 2:
         raise ModelPathError(
-            f"model path {path!r} does not exist; give an existing GGUF file, or owner/name/FILE.gguf of the "
-            "hub"
+            f"model path {path!r} does not exist; give an existing GGUF file, or "
+            "owner/name/FILE.gguf of the hub"
         )
     return _download(path)
 
@@ -88,7 +90,9 @@ def _download(path: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of converted models: `VERL_MAS_CACHE`, or `verl-mas` in the user's cache folder."""
+    """Return the folder of converted models: `VERL_MAS_CACHE`, or `verl-mas` in the user's cache
+    folder.
+    """
     root = (
         os.environ.get("VERL_MAS_CACHE")
         or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mas"
@@ -97,8 +101,8 @@ def cache_folder() -> Path:
 
 
 def converted(file: Path) -> Path:
-    """Return the folder of a GGUF file's model in transformers' format, written at the first call; several
-    processes may call at once.
+    """Return the folder of a GGUF file's model in transformers' format, written at the first call;
+    several processes may call at once.
 
     Raises:
         ModelPathError: the file is damaged, or transformers cannot read it.
@@ -114,7 +118,8 @@ def converted(file: Path) -> Path:
             return folder
         started = time.monotonic()
         partial = cache / f".partial-{folder.name}"
-        # A process that was killed while it wrote left this folder; who has the lock is the only writer.
+        # A process that was killed while it wrote left this folder; who has the lock is the only
+        # writer.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
@@ -127,7 +132,9 @@ def converted(file: Path) -> Path:
 
 
 def _identity(file: Path) -> str:
-    """Return a short digest that changes with the file, with this module's format and with transformers."""
+    """Return a short digest that changes with the file, with this module's format and with
+    transformers.
+    """
     from transformers import __version__
 
     stat = file.stat()
@@ -140,11 +147,11 @@ def _identity(file: Path) -> str:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and chat
-    template.
+    """Write the model of a GGUF file into a folder: configuration, weights in fp32, tokenizer and
+    chat template.
 
-    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that this takes;
-    experts of a mixture that transformers joins are in memory until the end.
+    Tensors are dequantized one at a time and written in shards of 1 GiB, which is the memory that
+    this takes; experts of a mixture that transformers joins are in memory until the end.
 
     Raises:
         ModelPathError: as `converted`.
@@ -182,8 +189,9 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
     except DAMAGE as error:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or transformers "
-            "cannot read a model like it: copy the file again, or give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or "
+            "transformers cannot read a model like it: copy the file again, or give the model's "
+            "own folder of safetensors"
         ) from error
 
 
@@ -198,8 +206,8 @@ def _check_architecture(file: Path, metadata: Mapping[str, Any]) -> None:
         readable
     ):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers reads no "
-            f"GGUF files; it reads {', '.join(readable)}"
+            f"GGUF file {str(file)!r} has the architecture {architecture!r}, of which transformers "
+            f"reads no GGUF files; it reads {', '.join(readable)}"
         )
 
 
@@ -213,15 +221,15 @@ def _check_tokenizer_kind(file: Path, metadata: Mapping[str, Any]) -> None:
     rule = metadata.get("tokenizer.ggml.pre")
     if kind == BYTE_PAIRS and rule not in pre_tokenizers():
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which is not in "
-            f"the file; rules that can be read: {', '.join(pre_tokenizers())}; give the model's own folder "
-            "of safetensors"
+            f"GGUF file {str(file)!r} cuts text by the rule {rule!r} (tokenizer.ggml.pre), which "
+            f"is not in the file; rules that can be read: {', '.join(pre_tokenizers())}; give the "
+            "model's own folder of safetensors"
         )
 
 
 def pre_tokenizers() -> dict[str, Callable[[], Any]]:
-    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF file holds
-    the name alone.
+    """Return functions that make the pre-tokenizer of a rule, by llama.cpp's name of it: a GGUF
+    file holds the name alone.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
@@ -262,8 +270,8 @@ def _check_types(file: Path, tensors: Any) -> None:
             readable = [other.name for other in GGMLQuantizationType if _is_readable(other)]
             example = next(tensor.name for tensor in tensors if tensor.tensor_type == kind)
             raise ModelPathError(
-                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be dequantized; types "
-                f"that can: {', '.join(readable)}"
+                f"GGUF file {str(file)!r} holds {example} as {kind.name}, which cannot be "
+                f"dequantized; types that can: {', '.join(readable)}"
             )
 
 
@@ -303,8 +311,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
     kind = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type", "none")
     if kind != "none" and "rope_scaling" not in values:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not read from "
-            "such a file; give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} scales its positions ({kind}), which transformers does not "
+            "read from such a file; give the model's own folder of safetensors"
         )
     config = CONFIG_MAPPING[values["model_type"]].from_dict(
         {k: v for k, v in values.items() if not k.startswith("_")}
@@ -327,8 +335,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
 
 
 def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
-    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises ModelPathError if
-    there are none.
+    """Return the parameters of Llama 3's scaling that give the factors of a file. Raises
+    ModelPathError if there are none.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -346,8 +354,8 @@ def _scaled_positions(file: Path, config: Any, factors: torch.Tensor) -> dict[st
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if scaled.shape != factors.shape or not torch.allclose(scaled * factors, unscaled, rtol=1e-3):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are not Llama "
-            "3's; give the model's own folder of safetensors"
+            f"GGUF file {str(file)!r} scales its positions by factors (rope_freqs.weight) that are "
+            "not Llama 3's; give the model's own folder of safetensors"
         )
     return parameters
 
@@ -367,8 +375,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     model_type = parts.get("converter") or parts["config"]["model_type"]
     if model_type not in GGUF_TO_FAST_CONVERTERS:
         raise ModelPathError(
-            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture {model_type!r}; "
-            f"it makes one for {', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
+            f"GGUF file {str(file)!r}: transformers makes no tokenizer for the architecture "
+            f"{model_type!r}; it makes one for {', '.join(sorted(GGUF_TO_FAST_CONVERTERS))}"
         )
     tokens = list(values["tokens"])
     backend, _ = convert_gguf_tokenizer(model_type, dict(values))
@@ -388,8 +396,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     }
     if ends["eos_token"] is None:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the model's own "
-            "folder"
+            f"GGUF file {str(file)!r} names no end token (tokenizer.ggml.eos_token_id); give the "
+            "model's own folder"
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **ends)
     tokenizer.chat_template = parts["tokenizer_config"].get("chat_template")
@@ -397,8 +405,8 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
         back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         if back != text:
             raise ModelPathError(
-                f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the model's own "
-                "folder"
+                f"GGUF file {str(file)!r}: its tokenizer turns {text!r} into {back!r}; give the "
+                "model's own folder"
             )
     return tokenizer
 
@@ -408,8 +416,8 @@ def _token(file: Path, tokens: list[str], index: int | None, name: str) -> str |
         return None
     if not 0 <= index < len(tokens):
         raise ModelPathError(
-            f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; the file "
-            "is damaged"
+            f"GGUF file {str(file)!r}: its {name} has id {index}, but it has {len(tokens)} tokens; "
+            "the file is damaged"
         )
     return tokens[index]
 
@@ -452,8 +460,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     if unread:
         raise ModelPathError(
             f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' "
-            f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of the file; "
-            "give the model's own folder of safetensors"
+            f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of "
+            "the file; give the model's own folder of safetensors"
         )
     for name, weights in joined.items():
         shards.add(name, weights)
@@ -462,8 +470,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
 
 
 def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there; `skeleton`
-    has no numbers.
+    """Raise ModelPathError if tensors of a model are not in the file, or have other shapes there;
+    `skeleton` has no numbers.
     """
     expected = {
         name: tuple(tensor.shape)
@@ -476,9 +484,9 @@ def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, .
         )
     if other := [name for name in shapes if shapes[name] != expected.get(name, shapes[name])]:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: {other[0]} "
-            f"has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the model's own folder "
-            "of safetensors"
+            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: "
+            f"{other[0]} has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the "
+            "model's own folder of safetensors"
         )
 
 
@@ -526,7 +534,9 @@ class _Shards:
 
 
 def _write_whole(file: Path, folder: Path, config: Any) -> None:
-    """Write a model that transformers loads by its own conversion of tensors, all in memory at once."""
+    """Write a model that transformers loads by its own conversion of tensors, all in memory at
+    once.
+    """
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(

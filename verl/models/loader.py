@@ -1,5 +1,5 @@
-"""Load a Hugging Face causal language model and its tokenizer, with errors that explain what is wrong with
-the path.
+"""Load a Hugging Face causal language model and its tokenizer, with errors that explain what is
+wrong with the path.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class ModelPathError(FileNotFoundError):
 
 
 def check_model_path(path: str | None) -> str:
-    """Return `path`, with `~` expanded, if it can name a model; without heavy imports or network access.
+    """Return `path`, with `~` expanded, if it can name a model; without heavy imports or network
+    access.
 
-    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), whose existence is not
-    checked.
+    A path is a folder with a `config.json`, or a hub id (`name` or `owner/name`), whose existence
+    is not checked.
 
     Raises:
-        ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form of a hub
-            id.
+        ModelPathError: empty, a folder without `config.json`, or neither a folder nor of the form
+            of a hub id.
     """
     if not path:
         raise ModelPathError(
@@ -63,8 +64,8 @@ def check_model_path(path: str | None) -> str:
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Return the dtype of a name; `auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for an unknown
-    name.
+    """Return the dtype of a name; `auto` is bf16 on a GPU and fp32 on a CPU. Raises ValueError for
+    an unknown name.
     """
     if name == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
@@ -82,8 +83,8 @@ def is_flash_attention_usable(device: str, dtype: torch.dtype) -> bool:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars inside the block, for local files, which take too little time to
-    need one.
+    """Disable transformers' progress bars inside the block, for local files, which take too little
+    time to need one.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -98,13 +99,13 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def reading_model(path: str) -> Iterator[None]:
-    """Show progress bars for downloads only, and raise ModelPathError with the path for errors about the
-    files of a model.
+    """Show progress bars for downloads only, and raise ModelPathError with the path for errors
+    about the files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does not have
-    and for code that it is not allowed to run, ImportError for packages that such code needs, RuntimeError
-    for tensors that do not fit the configuration, SafetensorError for damaged files, and KeyError, TypeError
-    or AttributeError for configurations that contradict themselves.
+    transformers raises OSError for files that are missing, ValueError for model types that it does
+    not have and for code that it is not allowed to run, ImportError for packages that such code
+    needs, RuntimeError for tensors that do not fit the configuration, SafetensorError for damaged
+    files, and KeyError, TypeError or AttributeError for configurations that contradict themselves.
     """
     from safetensors import SafetensorError
 
@@ -152,8 +153,8 @@ def load_config(path: str | None, *, trust_remote_code: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _config_of(path: str, content: bytes) -> Any:
-    """Return the configuration of a folder whose config.json has this content: a run asks for it a dozen
-    times, and transformers takes milliseconds.
+    """Return the configuration of a folder whose config.json has this content: a run asks for it a
+    dozen times, and transformers takes milliseconds.
     """
     return _read_config(path, trust_remote_code=False)
 
@@ -179,21 +180,21 @@ def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any
         text = config.get_text_config()
         is_part = text is not config and type(text) in AutoModelForCausalLM._model_mapping
         advice = (
-            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json and "
-            "weights) and give that folder"
+            f"its text part, of type {text.model_type!r}, is one: save that alone (its config.json "
+            "and weights) and give that folder"
             if is_part
             else "choose a model of another type"
         )
         raise ModelPathError(
-            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a causal "
-            f"language model; {advice}"
+            f"model {path!r} has type {config.model_type!r}, which transformers does not load as a "
+            f"causal language model; {advice}"
         )
     return config
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a checkpoint of the model holds, by name: correction biases of routers, for
-    example.
+    """Return the buffers that a checkpoint of the model holds, by name: correction biases of
+    routers, for example.
     """
     return {
         f"{prefix}.{name}" if prefix else name: buffer
@@ -248,21 +249,22 @@ def load_causal_lm(
 
 
 def check_missing(path: str, missing: Iterable[str]) -> None:
-    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers would draw
-    them at random.
+    """Raise ModelPathError if tensors of a model are in none of its files, so that transformers
+    would draw them at random.
     """
     names = sorted(missing)
     if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json asks for, "
-            f"such as {names[0]}; complete the folder, or correct config.json"
+            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json "
+            f"asks for, such as {names[0]}; complete the folder, or correct config.json"
         )
 
 
 def check_finite(path: str, model: torch.nn.Module) -> None:
     """Raise ModelPathError if a tensor of a loaded model is not finite."""
     for name, tensor in model.named_parameters():
-        # A sum is fast, and not finite if a number is not; one that overflows is looked at number by number.
+        # A sum is fast, and not finite if a number is not; one that overflows is looked at number
+        # by number.
         if not bool(torch.isfinite(tensor.detach().sum(dtype=torch.float32))) and not bool(
             torch.isfinite(tensor).all()
         ):
@@ -279,8 +281,8 @@ def count_of(items: Sequence[Any], noun: str) -> str:
 def build_causal_lm(
     path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
 ) -> Any:
-    """Return the model of `load_causal_lm` without its weights: parameters are uninitialised, untouched
-    memory, buffers are correct.
+    """Return the model of `load_causal_lm` without its weights: parameters are uninitialised,
+    untouched memory, buffers are correct.
 
     Raises ModelPathError as `load_causal_lm` does.
     """
@@ -300,7 +302,8 @@ CAUSAL_LM = ModelLoader(load_causal_lm, build_causal_lm)
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model folder or hub id; a missing pad token becomes the end-of-text token.
+    """Load the tokenizer of a model folder or hub id; a missing pad token becomes the end-of-text
+    token.
 
     Raises:
         ModelPathError: the path is no model, or has no tokenizer.
@@ -313,8 +316,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     except (OSError, ValueError) as error:
         if not Path(path).is_dir():
             raise ModelPathError(
-                f"{path!r} is neither an existing folder nor a model of the hub that can be loaded: "
-                f"{_first_line(error)}"
+                f"{path!r} is neither an existing folder nor a model of the hub that can be "
+                f"loaded: {_first_line(error)}"
             ) from error
         raise ModelPathError(
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set "
@@ -355,34 +358,34 @@ def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool 
 
 
 def check_vocabulary(tokenizer: Any, source: str, path: str, *, trust_remote_code: bool = False) -> None:
-    """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at `path` has no
-    embedding for; only the model's configuration is read.
+    """Raise ModelPathError when `tokenizer`, loaded from `source`, has tokens that the model at
+    `path` has no embedding for; only the model's configuration is read.
     """
     config = load_config(path, trust_remote_code=trust_remote_code)
     size = getattr(config.get_text_config(), "vocab_size", None)
     highest = max(tokenizer.get_vocab().values())
     if size is not None and highest >= size:
         raise ModelPathError(
-            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has {size} "
-            "embeddings; set actor_rollout_ref.model.tokenizer_path to the model's own tokenizer, or leave "
-            "it out"
+            f"the tokenizer of {source!r} has token ids up to {highest}, the model {path!r} has "
+            f"{size} embeddings; set actor_rollout_ref.model.tokenizer_path to the model's own "
+            "tokenizer, or leave it out"
         )
 
 
 def stop_token_ids(
     path: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None
 ) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of the model's
-    `generation_config.json` if it exists (a chat model may end turns and texts with different tokens), and
-    those that the chat template puts after a reply.
+    """Return the ids of the tokens that end a reply, sorted: the tokenizer's end token, those of
+    the model's `generation_config.json` if it exists (a chat model may end turns and texts with
+    different tokens), and those that the chat template puts after a reply.
 
     Args:
         path: of the model.
         tokenizer: its tokenizer.
         template_kwargs: more arguments of the chat template.
 
-    Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists and cannot
-    be read.
+    Raises ModelPathError when the path cannot name a model, or its `generation_config.json` exists
+    and cannot be read.
     """
     from transformers import GenerationConfig
 
@@ -405,10 +408,11 @@ def stop_token_ids(
 
 
 def add_turn_ends(model: Any, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy stops where
-    the trained one did.
+    """Add the tokens that end a turn to the model's `generation_config`, so that its saved copy
+    stops where the trained one did.
 
-    A model without one, such as a classifier, and one that is saved without a tokenizer stay as they are.
+    A model without one, such as a classifier, and one that is saved without a tokenizer stay as
+    they are.
 
     Args:
         model: the model.

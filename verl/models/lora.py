@@ -1,8 +1,8 @@
-"""LoRA adapters on a frozen base, made by PEFT: several on one model, of which at most one is active at a
-time.
+"""LoRA adapters on a frozen base, made by PEFT: several on one model, of which at most one is
+active at a time.
 
-An adapter's initial weights are a function of the run's seed and its own name, independent of other adapters
-and of its placement.
+An adapter's initial weights are a function of the run's seed and its own name, independent of other
+adapters and of its placement.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class LoraSpec:
     Attributes:
         rank: rows of `lora_A`.
         alpha: the adapter's output is scaled by `alpha / rank`.
-        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of them;
-            `all-linear` are the linear layers without the head and without those that cannot have an adapter.
+        target_modules: `all-linear`, a regex over whole layer names, or layer names or suffixes of
+            them; `all-linear` are the linear layers without the head and without those that cannot
+            have an adapter.
         exclude_modules: target layers to leave out; a regex or names.
         path: folder of a PEFT adapter of this shape with the initial weights; None for new ones.
     """
@@ -73,12 +74,12 @@ def lora_spec(model: Any) -> LoraSpec:
 
 
 def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.Module]:
-    """Return the layers of a model without adapters that get one, by name, in the model's order; see
-    `layer_size`.
+    """Return the layers of a model without adapters that get one, by name, in the model's order;
+    see `layer_size`.
 
     Raises:
-        LoraTargetError: a target that no layer matches, a target that is not a linear layer or cannot have an
-            adapter, or exclusions that leave no layer.
+        LoraTargetError: a target that no layer matches, a target that is not a linear layer or
+            cannot have an adapter, or exclusions that leave no layer.
     """
     layers = {name: module for name, module in model.named_modules() if name}
     linear = {name: module for name, module in layers.items() if is_linear(module)}
@@ -106,13 +107,13 @@ def lora_targets(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.nn.M
     for name in target_names:
         if name not in linear:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} is a {type(layers[name]).__name__}; "
-                f"expected linear layers, here {ends}"
+                f"target_modules={spec.target_modules}: layer {name!r} is a "
+                f"{type(layers[name]).__name__}; expected linear layers, here {ends}"
             )
         if name in refused:
             raise LoraTargetError(
-                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as one of the "
-                f"layers {refused[name]}; leave it out, also with exclude_modules"
+                f"target_modules={spec.target_modules}: layer {name!r} cannot have an adapter, as "
+                f"one of the layers {refused[name]}; leave it out, also with exclude_modules"
             )
     return {name: linear[name] for name in target_names}
 
@@ -125,8 +126,8 @@ def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _unmatched(layers: Iterable[str], targets: str | Sequence[str]) -> list[str]:
-    """Return the targets that match no layer: the regex, or names that neither are a layer nor end one after
-    a dot.
+    """Return the targets that match no layer: the regex, or names that neither are a layer nor end
+    one after a dot.
     """
     if isinstance(targets, str):
         return [] if _matching(layers, targets) else [targets]
@@ -148,7 +149,9 @@ def _reasons(refused: Mapping[str, str]) -> str:
 
 
 def _parameter_note(model: torch.nn.Module, target: str) -> str:
-    """Return a note on a target that is the name of a parameter instead of a layer, or an empty string."""
+    """Return a note on a target that is the name of a parameter instead of a layer, or an empty
+    string.
+    """
     for name, value in model.named_parameters():
         if name == target or name.endswith(f".{target}"):
             return f", {name} is a parameter of {value.ndim} dimensions"
@@ -180,7 +183,9 @@ def lora_size(model: torch.nn.Module, spec: LoraSpec) -> int:
 
 
 def adapter_shapes(targets: Mapping[str, torch.nn.Module], rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's files."""
+    """Return the shapes of the tensors of an adapter on these layers, by their names in PEFT's
+    files.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, linear in targets.items():
         inputs, outputs = layer_size(linear)
@@ -195,16 +200,16 @@ def tensor_name(layer: str, part: str) -> str:
 
 
 def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.Tensor]:
-    """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files; {}
-    without a path.
+    """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files;
+    {} without a path.
 
     Args:
         model: without adapters; it may be on the meta device.
         spec: the adapter.
 
     Raises:
-        LoraTargetError: files that cannot be read, or an adapter of another model: tensors that are missing,
-            of another shape, or of layers without an adapter.
+        LoraTargetError: files that cannot be read, or an adapter of another model: tensors that are
+            missing, of another shape, or of layers without an adapter.
     """
     if spec.path is None:
         return {}
@@ -222,18 +227,19 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
         there = tuple(weights[name].shape) if name in weights else None
         if here != there:
             raise LoraTargetError(
-                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has the shape "
-                f"{there or 'of no tensor'} there, expected {here or 'no such tensor'}"
+                f"lora_adapter_path={spec.path}: the adapter does not fit the model: {name} has "
+                f"the shape {there or 'of no tensor'} there, expected {here or 'no such tensor'}"
             )
     return weights
 
 
 def peft_config(model: torch.nn.Module, spec: LoraSpec, base: str | None) -> Any:
-    """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of `lora_targets`, and on
-    no others.
+    """Return the `LoraConfig` with which plain PEFT puts an adapter on the layers of
+    `lora_targets`, and on no others.
 
-    Layers are named by suffixes if these are unambiguous, and by their weights in `target_parameters` where
-    PEFT would replace their names, see `peft_form`: the adapter's tensors have the same names and shapes.
+    Layers are named by suffixes if these are unambiguous, and by their weights in
+    `target_parameters` where PEFT would replace their names, see `peft_form`: the adapter's tensors
+    have the same names and shapes.
     """
     targets = lora_targets(model, spec)
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
@@ -303,8 +309,8 @@ def _inject(
     """Put a new adapter on exactly these layers, which may have others already."""
     from peft.functional import inject_adapter_in_model
 
-    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same children
-    # has none.
+    # PEFT replaces and refuses names by the type in a model's configuration; a module with the same
+    # children has none.
     holder = torch.nn.Module()
     for child, module in model.named_children():
         holder.add_module(child, module)
@@ -320,8 +326,8 @@ def _inject(
 def select_adapter(model: torch.nn.Module, name: str | None) -> None:
     """Activate one adapter and deactivate the others, or deactivate all.
 
-    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the first
-    forward pass.
+    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the
+    first forward pass.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -1,8 +1,8 @@
 """Miniatures: models of the same architecture as a given one, which a CPU runs in milliseconds.
 
-The fields of the configuration are made smaller by their roles (`verl.models.shrink`), the layers are reduced
-to one of each kind, and the result is built and run once. A change that makes the model unusable is taken
-back.
+The fields of the configuration are made smaller by their roles (`verl.models.shrink`), the layers
+are reduced to one of each kind, and the result is built and run once. A change that makes the model
+unusable is taken back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from verl.models.shrink import (
 
 SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
-# layers to look at where no field says how layers differ; code may still treat every second one differently
+# layers to look at where no field says how layers differ; code may still treat every second one
+# differently
 UNIFORM_LAYERS = 8
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
 TOKENS = 12
@@ -63,12 +64,12 @@ class MiniatureError(ValueError):
 
 
 def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
-    """Return a configuration of the same class and the same structure, with 0.3 to 3 million parameters as a
-    rule.
+    """Return a configuration of the same class and the same structure, with 0.3 to 3 million
+    parameters as a rule.
 
-    Kept are the ratio of query to key heads, one layer of each kind in the original's order (at least two),
-    biases, caps, norms, multipliers, dropout, tied heads, activation and whatever else is no size. The given
-    configuration is not changed.
+    Kept are the ratio of query to key heads, one layer of each kind in the original's order (at
+    least two), biases, caps, norms, multipliers, dropout, tied heads, activation and whatever else
+    is no size. The given configuration is not changed.
 
     Args:
         config: the configuration of a causal language model, also one with a `text_config`.
@@ -76,8 +77,8 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
         limit: the original context length of ropes that change beyond it, in tokens.
 
     Raises:
-        MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model does not run
-            on text alone.
+        MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model
+            does not run on text alone.
     """
     small = copy.deepcopy(_miniature(config, window, limit))
     _take_labels(small, config)
@@ -85,8 +86,8 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
 
 
 def _take_labels(small: Any, config: Any) -> None:
-    """Give a miniature the path and the dtypes of its own configuration: it may have been made of another one
-    of the same structure.
+    """Give a miniature the path and the dtypes of its own configuration: it may have been made of
+    another one of the same structure.
     """
     for name in ("_name_or_path", *NOT_STRUCTURE):
         if hasattr(config, name):
@@ -104,8 +105,8 @@ def _miniature(config: Any, window: int, limit: int) -> Any:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch in one thread inside the block: threads cost more than they save on a miniature, and most on
-    a busy machine.
+    """Run torch in one thread inside the block: threads cost more than they save on a miniature,
+    and most on a busy machine.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,7 +117,8 @@ def one_thread() -> Iterator[None]:
 
 
 def miniature_model(config: Any, *, attention: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the model of a configuration's miniature in `eval` mode, with the weights of `draw_weights`.
+    """Return the model of a configuration's miniature in `eval` mode, with the weights of
+    `draw_weights`.
 
     The state of torch's random numbers is left as it is. Raises MiniatureError as `miniature` does.
     """
@@ -154,8 +156,8 @@ class _Search:
         )
 
     def _without(self, changes: list[Change]) -> Any | None:
-        """Return a configuration without the changes of one kind, or without the one of them that does not
-        go; None if none runs.
+        """Return a configuration without the changes of one kind, or without the one of them that
+        does not go; None if none runs.
         """
         for kind in dict.fromkeys(change.kind for change in changes):
             coarse = self._with([change for change in changes if change.kind != kind])
@@ -258,8 +260,8 @@ Observation = list[dict[Any, Any]]  # of each layer: what its modules and the co
 
 
 def _fewer_layers(config: Any) -> list[Change]:
-    """Return the changes that leave one layer of each kind, at least two; none where no such choice shows the
-    same kinds when built.
+    """Return the changes that leave one layer of each kind, at least two; none where no such choice
+    shows the same kinds when built.
     """
     count = _layer_count(config)
     if count is None or count <= 2:
@@ -297,8 +299,8 @@ def _names_layers(config: Any, count: int) -> bool:
 
 
 def _choices(config: Any, count: int, layer_indices: list[int]) -> Iterator[tuple[list[Change], list[int]]]:
-    """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not let these
-    be chosen, the first ones.
+    """Yield changes with the layers that they are to leave: the chosen ones or, where fields do not
+    let these be chosen, the first ones.
     """
     prefixes = [
         list(range(length)) for length in range(max(layer_indices) + 1, min(count, PREFIX_LAYERS + 1))
@@ -324,8 +326,8 @@ def _choices(config: Any, count: int, layer_indices: list[int]) -> Iterator[tupl
 
 
 def _selection(config: Any, count: int, layer_indices: Sequence[int]) -> list[Change]:
-    """Return the changes that leave the chosen ones of `count` layers, as far as names and values tell which
-    fields speak of layers.
+    """Return the changes that leave the chosen ones of `count` layers, as far as names and values
+    tell which fields speak of layers.
     """
     unit = _main_unit(config)
     changes = []
@@ -361,8 +363,8 @@ def _selection(config: Any, count: int, layer_indices: Sequence[int]) -> list[Ch
 
 
 def _layer_count(config: Any) -> int | None:
-    """Return the number of layers; `num_hidden_layers` of models for translation is that of the encoder,
-    which a decoder alone has not.
+    """Return the number of layers; `num_hidden_layers` of models for translation is that of the
+    encoder, which a decoder alone has not.
     """
     unit = _main_unit(config)
     count = next(
@@ -391,8 +393,8 @@ def _shows(config: Any, changes: Sequence[Change], kinds: list[Any], varying: di
 
 
 def _observe(config: Any, count: int) -> Observation | None:
-    """Return what a built model's layers are made of, or None where it cannot be built or has no such number
-    of layers.
+    """Return what a built model's layers are made of, or None where it cannot be built or has no
+    such number of layers.
     """
     if _layer_count(config) != count:
         return None
@@ -428,11 +430,11 @@ def _describe(layer: torch.nn.Module, stack: str, entries: dict[Any, Any]) -> No
 
 
 def _varying(layers: Observation) -> dict[Any, bool]:
-    """Return what differs between kinds of layers, and of each whether its values differ or only whether a
-    layer has it at all.
+    """Return what differs between kinds of layers, and of each whether its values differ or only
+    whether a layer has it at all.
 
-    What follows the layers' positions, as an index of its own in every layer that has one, says nothing of
-    their kind.
+    What follows the layers' positions, as an index of its own in every layer that has one, says
+    nothing of their kind.
     """
     varying = {}
     for key in dict.fromkeys(key for entries in layers for key in entries):
@@ -455,8 +457,8 @@ def _kinds(layers: Observation, varying: dict[Any, bool]) -> list[Any]:
 
 
 def _build_unallocated(config: Any) -> Any:
-    """Return a model of the configuration whose tensors have no memory, or, where its code needs their
-    values, a real one.
+    """Return a model of the configuration whose tensors have no memory, or, where its code needs
+    their values, a real one.
     """
     from transformers.initialization import no_init_weights
 
@@ -499,8 +501,8 @@ _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 
 @torch.no_grad()
 def draw_weights(model: Any, seed: int = 0) -> None:
-    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits far from
-    flat.
+    """Draw all parameters and saved buffers anew, so that attention is far from uniform and logits
+    far from flat.
     """
     generator = torch.Generator().manual_seed(seed)
     head = model.get_output_embeddings()

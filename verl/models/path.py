@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def absolute_model_path(path: str) -> str:
-    """Return the absolute path of an existing folder, without `~`, `..` and trailing slashes; other values,
-    such as hub ids, unchanged.
+    """Return the absolute path of an existing folder, without `~`, `..` and trailing slashes; other
+    values, such as hub ids, unchanged.
 
-    For a GGUF file, or a folder whose weights are one, it is the folder of the same model as safetensors,
-    which the first call writes.
+    For a GGUF file, or a folder whose weights are one, it is the folder of the same model as
+    safetensors, which the first call writes.
 
     Raises:
         ModelPathError: a GGUF file that cannot be read.

@@ -24,8 +24,8 @@ class Scoring:
 
     Attributes:
         attention: the implementation to load it with.
-        padded: whether rows are padded and scored together; otherwise each is scored alone, with the
-            frequencies of a fresh model.
+        padded: whether rows are padded and scored together; otherwise each is scored alone, with
+            the frequencies of a fresh model.
     """
 
     attention: str
@@ -33,15 +33,15 @@ class Scoring:
 
 
 def scoring_of(config: Any) -> Scoring:
-    """Return how reward models of a configuration are run; a miniature is scored once per configuration and
-    process.
+    """Return how reward models of a configuration are run; a miniature is scored once per
+    configuration and process.
 
-    A model of which no miniature can be made, such as an encoder or one of remote code, is padded, with its
-    eager attention.
+    A model of which no miniature can be made, such as an encoder or one of remote code, is padded,
+    with its eager attention.
 
     Raises:
-        ModelPathError: transformers has no sequence classifier of this type, or its scores depend on other
-            rows in any case.
+        ModelPathError: transformers has no sequence classifier of this type, or its scores depend
+            on other rows in any case.
     """
     return _check_scoring(config)
 
@@ -110,11 +110,12 @@ def _scores(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> list[f
 
 
 def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: bool = False) -> None:
-    """Check by its configuration alone that a model gives one score for inputs of `max_length` tokens.
+    """Check by its configuration alone that a model gives one score for inputs of `max_length`
+    tokens.
 
     Raises:
-        ModelPathError: the path is no model, the model is no sequence classifier, has several outputs, or
-            reads fewer tokens; and as `scoring_of` does.
+        ModelPathError: the path is no model, the model is no sequence classifier, has several
+            outputs, or reads fewer tokens; and as `scoring_of` does.
     """
     path = check_model_path(path)
     from transformers import AutoConfig
@@ -125,8 +126,9 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
     custom = "AutoModelForSequenceClassification" in (getattr(config, "auto_map", None) or {})
     if named and not custom and not any(name.endswith("ForSequenceClassification") for name in named):
         raise ModelPathError(
-            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; expected a "
-            "...ForSequenceClassification (a reward model), or reward.model.kind=judge for a language model"
+            f"model {path!r} is {', '.join(named)}, whose checkpoint has no head for scores; "
+            "expected a ...ForSequenceClassification (a reward model), or reward.model.kind=judge "
+            "for a language model"
         )
     if config.num_labels != 1:
         raise ModelPathError(
@@ -143,8 +145,8 @@ def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: 
 def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """Load the model on the CPU, in `eval` mode, with the attention of `scoring_of`.
 
-    Raises ModelPathError if its checkpoint lacks weights, such as those of the head, and as `scoring_of`
-    does.
+    Raises ModelPathError if its checkpoint lacks weights, such as those of the head, and as
+    `scoring_of` does.
     """
     path = check_model_path(path)
     from transformers import AutoConfig, AutoModelForSequenceClassification

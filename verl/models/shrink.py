@@ -1,8 +1,8 @@
-"""Smaller values for the fields of a model's configuration, derived from their roles and from the relations
-between them.
+"""Smaller values for the fields of a model's configuration, derived from their roles and from the
+relations between them.
 
-Nothing here builds a model: `verl.models.miniature` tries the changes and takes back those that make a model
-unusable.
+Nothing here builds a model: `verl.models.miniature` tries the changes and takes back those that
+make a model unusable.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def node_at(config: Any, path: Path) -> Any:
 
 
 def layer_overrides(node: Any) -> dict[int, dict[str, Any]]:
-    """Return a copy of the fields of layers that differ from the configuration's own, by the layers'
-    indices.
+    """Return a copy of the fields of layers that differ from the configuration's own, by the
+    layers' indices.
     """
     if isinstance(node, dict) or not getattr(node, "is_heterogeneous", False):
         return {}
@@ -122,8 +122,8 @@ def fields_of(node: Any) -> dict[Any, Any]:
 
 
 def apply(config: Any, changes: Sequence[Change]) -> None:
-    """Write the changes into a configuration; fields that it computes from others and does not let be set are
-    left out.
+    """Write the changes into a configuration; fields that it computes from others and does not let
+    be set are left out.
     """
     overrides: dict[Path, dict[int, dict[str, Any]]] = {}
     for change in changes:
@@ -153,8 +153,8 @@ def _write(node: Any, change: Change) -> None:
 
 
 def read(node: Any, name: str) -> Any:
-    """Return the value of a name or alias of a configuration's field (`hidden_size` for `n_embd`), or
-    None.
+    """Return the value of a name or alias of a configuration's field (`hidden_size` for `n_embd`),
+    or None.
     """
     if isinstance(node, dict):
         return node.get(name)
@@ -164,8 +164,8 @@ def read(node: Any, name: str) -> Any:
 
 @dataclass
 class Unit:
-    """The fields that describe one stack of layers: a configuration with a hidden size and the nested ones
-    without.
+    """The fields that describe one stack of layers: a configuration with a hidden size and the
+    nested ones without.
     """
 
     path: Path
@@ -174,7 +174,9 @@ class Unit:
     values: dict[tuple[Path, str], Any] = field(default_factory=dict)
 
     def get(self, name: str) -> Any:
-        """Return the value of a name, also by transformers' aliases (`hidden_size` for `n_embd`), or None."""
+        """Return the value of a name, also by transformers' aliases (`hidden_size` for `n_embd`),
+        or None.
+        """
         value = read(self.node, name)
         return (
             value
@@ -218,16 +220,16 @@ def _is_count(value: Any) -> bool:
 
 
 def _group(name: str) -> str:
-    """Return what a name says beside being a number of heads or a dimension: `linear`, `mamba`, `index`, or
-    nothing.
+    """Return what a name says beside being a number of heads or a dimension: `linear`, `mamba`,
+    `index`, or nothing.
     """
     words = re.findall(r"mamba|linear|index|conf|lightning|ssm", name)
     return words[0] if words else ""
 
 
 def head_counts(unit: Unit) -> dict[str, dict[int, int]]:
-    """Return, for each group of head counts, the new value of each value; ratios between queries and keys
-    stay.
+    """Return, for each group of head counts, the new value of each value; ratios between queries
+    and keys stay.
     """
     groups: dict[str, set[int]] = {}
     for _, name, value in unit.matching(_HEAD_COUNT):
@@ -264,8 +266,8 @@ def _rotary_share(unit: Unit) -> float:
 
 
 def _head_scale(dims: list[int], least: int, share: float) -> int:
-    """Return the largest power of two by which all head dimensions can be divided, so that they stay even and
-    rotary parts stay whole.
+    """Return the largest power of two by which all head dimensions can be divided, so that they
+    stay even and rotary parts stay whole.
     """
     for scale in (64, 32, 16, 8, 4, 2):
         smaller = [dim // scale for dim in dims]
@@ -278,8 +280,8 @@ def _head_scale(dims: list[int], least: int, share: float) -> int:
 
 @dataclass
 class Sizes:
-    """New sizes of a unit: hidden size, head counts by group, head dimensions by group and the divisor of
-    each group's dimensions.
+    """New sizes of a unit: hidden size, head counts by group, head dimensions by group and the
+    divisor of each group's dimensions.
     """
 
     hidden: int
@@ -325,8 +327,8 @@ def sizes_of(unit: Unit) -> Sizes:
 def _expanded(
     unit: Unit, heads: dict[str, dict[int, int]], groups: Any, dims: dict[tuple[Path, str], int], hidden: int
 ) -> None:
-    """Where state-space heads make up a multiple of the hidden size (heads x dimension = expand x hidden),
-    let them do so again.
+    """Where state-space heads make up a multiple of the hidden size (heads x dimension = expand x
+    hidden), let them do so again.
     """
     expand = next(
         (
@@ -384,8 +386,8 @@ def width_changes(unit: Unit, sizes: Sizes, outer: dict[int, int]) -> list[Chang
     Args:
         unit: a unit with a hidden size above `SMALL_HIDDEN`.
         sizes: its new sizes.
-        outer: new values of hidden sizes of other units, for fields that repeat them (projections from one to
-            the other).
+        outer: new values of hidden sizes of other units, for fields that repeat them (projections
+            from one to the other).
     """
     changes: list[Change] = []
     for (path, name), value in unit.values.items():
@@ -421,7 +423,9 @@ def width_changes(unit: Unit, sizes: Sizes, outer: dict[int, int]) -> list[Chang
 
 
 def expert_changes(unit: Unit) -> list[Change]:
-    """Return the changes of the numbers of experts, of those that a token gets, and of their groups."""
+    """Return the changes of the numbers of experts, of those that a token gets, and of their
+    groups.
+    """
     counts = [value for _, _, value in unit.matching(_EXPERTS) if _is_count(value)]
     if not counts or max(counts) <= 4:
         return []
@@ -513,8 +517,8 @@ def window_changes(unit: Unit, window: int) -> list[Change]:
 
 
 def position_changes(unit: Unit, limit: int, divisors: dict[str, int]) -> list[Change]:
-    """Return the changes of positions and ropes; `divisors` holds the divisor of the main head dimensions
-    under the empty name.
+    """Return the changes of positions and ropes; `divisors` holds the divisor of the main head
+    dimensions under the empty name.
     """
     ropes = [
         (name, rope)
@@ -552,8 +556,8 @@ def position_changes(unit: Unit, limit: int, divisors: dict[str, int]) -> list[C
 
 
 def _smaller_rope(rope: dict[str, Any], limit: int, divisor: int) -> dict[str, Any]:
-    """Return rope parameters with the limit as original positions, and with lists of the new number of
-    frequencies.
+    """Return rope parameters with the limit as original positions, and with lists of the new number
+    of frequencies.
     """
     smaller: dict[str, Any] = {}
     for name, value in rope.items():
@@ -575,8 +579,8 @@ def _smaller_rope(rope: dict[str, Any], limit: int, divisor: int) -> dict[str, A
 
 
 def _sections(sections: list[int], total: int) -> list[int]:
-    """Return sections in about the same proportions, at least 1 each where the total lets them, that add up
-    to the total.
+    """Return sections in about the same proportions, at least 1 each where the total lets them,
+    that add up to the total.
     """
     smaller = [max(1, section * total // sum(sections)) for section in sections]
     smaller[0] += total - sum(smaller)

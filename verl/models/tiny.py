@@ -1,8 +1,8 @@
-"""A tiny Qwen3-architecture model with its own tokenizer, made without downloads: the model of the embedded
-default and of tests.
+"""A tiny Qwen3-architecture model with its own tokenizer, made without downloads: the model of the
+embedded default and of tests.
 
-The tokenizer is a byte-level BPE trained on given texts, so it encodes any text; every digit is a token, so
-that arithmetic is learned digit by digit.
+The tokenizer is a byte-level BPE trained on given texts, so it encodes any text; every digit is a
+token, so that arithmetic is learned digit by digit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SPECIAL_TOKENS = (
 )
 CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
     "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}{% for tool in tools %}{{ ' ' + "
-    "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor %}{{ "
-    "'<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-    "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|im_start|>assistant\n' }}{% endif %}"
+    "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor "
+    "%}{{ '<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -37,9 +37,9 @@ CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny mode
 class TinyModelSize:
     """Shape of the tiny model; the defaults give about 0.7 million parameters.
 
-    Tied embeddings save memory and learn faster at first. But words that compete for one position of a reply
-    then get nearly the same input vectors too, so the following tokens hardly depend on which of them was
-    sampled: untie them if a first word decides the rest.
+    Tied embeddings save memory and learn faster at first. But words that compete for one position
+    of a reply then get nearly the same input vectors too, so the following tokens hardly depend on
+    which of them was sampled: untie them if a first word decides the rest.
     """
 
     hidden_size: int = 128
@@ -54,8 +54,8 @@ class TinyModelSize:
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int = 768) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE with ChatML tokens on `corpus`; at most `vocab_size` tokens, at least 256 bytes
-    plus the special ones.
+    """Train a byte-level BPE with ChatML tokens on `corpus`; at most `vocab_size` tokens, at least
+    256 bytes plus the special ones.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -93,7 +93,8 @@ def make_tiny_model(
     seed: int = 0,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
-    """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the folder.
+    """Write a randomly initialised model and its tokenizer as a Hugging Face folder and return the
+    folder.
 
     The result is a function of the arguments alone; the global random state is not changed. With a
     `tokenizer` none is trained, and corpus and vocab_size have no effect.
@@ -121,8 +122,8 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-        # Narrow matrices need a larger standard deviation than the usual 0.02 to start learning; tied
-        # embeddings do not.
+        # Narrow matrices need a larger standard deviation than the usual 0.02 to start learning;
+        # tied embeddings do not.
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=size.embedding_std)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

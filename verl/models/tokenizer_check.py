@@ -10,17 +10,18 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Blanks of several widths, line ends, digits, punctuation: every vocabulary of a language model holds these.
+# Blanks of several widths, line ends, digits, punctuation: every vocabulary of a language model
+# holds these.
 PLAIN = "Hello, don't stop.  Two blanks\n\n    and 1234 digits (5 + 6 = 11)\nend"
 SCRIPTS = "Grüße, Привет, 日本語, مرحبا, \U0001f600 €"
 
 
 def checked_tokenizer(tokenizer: Any, path: str) -> Any:
-    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one that
-    `tokenizer.json` alone describes.
+    """Return a tokenizer from whose tokens texts come back: the one that was loaded, or the one
+    that `tokenizer.json` alone describes.
 
-    The class that transformers takes by the name in a configuration may rebuild a vocabulary in another form,
-    which loses blanks.
+    The class that transformers takes by the name in a configuration may rebuild a vocabulary in
+    another form, which loses blanks.
 
     Args:
         tokenizer: as transformers loads it.
@@ -43,8 +44,8 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
     direct = _of_the_file(tokenizer, path)
     if direct is not None and read_back(direct, PLAIN) == PLAIN:
         logger.info(
-            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration names, it "
-            "makes %r of %r",
+            "the tokenizer of %r is loaded from its tokenizer.json: as %s, which its configuration "
+            "names, it makes %r of %r",
             path,
             type(tokenizer).__name__,
             decoded_text[:30],
@@ -52,9 +53,9 @@ def checked_tokenizer(tokenizer: Any, path: str) -> Any:
         )
         return direct
     raise ValueError(
-        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: {PLAIN[:32]!r} comes "
-        f"back as {decoded_text[:32]!r}; set actor_rollout_ref.model.tokenizer_path to a folder with the "
-        "model's own tokenizer.json"
+        f"the tokenizer of {path!r} ({type(tokenizer).__name__}) loses parts of texts: "
+        f"{PLAIN[:32]!r} comes back as {decoded_text[:32]!r}; set "
+        "actor_rollout_ref.model.tokenizer_path to a folder with the model's own tokenizer.json"
     )
 
 

@@ -1,4 +1,6 @@
-"""The value model: a language model's layers with a scalar head in place of the language-model head."""
+"""The value model: a language model's layers with a scalar head in place of the language-model
+head.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from verl.models.loader import ModelLoader, ModelPathError, check_model_path, lo
 def load_value_model(
     path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
 ) -> Any:
-    """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU, in `eval`
-    mode.
+    """Load a model as transformers' `AutoModelForTokenClassification` with one label, on the CPU,
+    in `eval` mode.
 
     The head of a language model is replaced by one initialised to 0; a value model keeps its head.
 
     Raises:
-        ModelPathError: the path is no model, its architecture has no such class, or it has a head with more
-            than one output.
+        ModelPathError: the path is no model, its architecture has no such class, or it has a head
+            with more than one output.
     """
     path = check_model_path(path)
     from transformers import AutoModelForTokenClassification
@@ -58,8 +60,8 @@ def load_value_model(
 def build_value_model(
     path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
 ) -> Any:
-    """Return the model of `load_value_model` with uninitialised, untouched parameters. Raises ModelPathError
-    as that does.
+    """Return the model of `load_value_model` with uninitialised, untouched parameters. Raises
+    ModelPathError as that does.
     """
     path = check_model_path(path)
     from transformers import AutoModelForTokenClassification
@@ -78,8 +80,8 @@ VALUE_MODEL = ModelLoader(load_value_model, build_value_model)
 
 
 def check_value_model(path: str, trust_remote_code: bool = False) -> None:
-    """Raise ModelPathError when no value model can be made from the model at `path`; only its configuration
-    is loaded.
+    """Raise ModelPathError when no value model can be made from the model at `path`; only its
+    configuration is loaded.
     """
     _scalar_config(check_model_path(path), trust_remote_code)
 
@@ -91,9 +93,9 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
     custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(
-            f"model {path!r} cannot be a critic: transformers has no token-classification class for model "
-            f"type {config.model_type!r}; set critic.model.path to a model of another type with the same "
-            "tokenizer, or use an estimator without a critic"
+            f"model {path!r} cannot be a critic: transformers has no token-classification class "
+            f"for model type {config.model_type!r}; set critic.model.path to a model of another "
+            "type with the same tokenizer, or use an estimator without a critic"
         )
     config.num_labels = 1
     config.classifier_dropout = 0.0
@@ -101,8 +103,8 @@ def _scalar_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def _finished(model: Any) -> Any:
-    """Copy the head's output, because FSDP2 warns of modules that return a view, as a head with a bias does;
-    return the model.
+    """Copy the head's output, because FSDP2 warns of modules that return a view, as a head with a
+    bias does; return the model.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.out_features == 1:

@@ -1,7 +1,7 @@
 """Types that all packages share: `DataProto` for batches, `generate` for engines.
 
-Names that need torch are imported on demand, so that configurations and environments load without it. Names
-from `verl.compat` are for code written for verl.
+Names that need torch are imported on demand, so that configurations and environments load without
+it. Names from `verl.compat` are for code written for verl.
 """
 
 from importlib import import_module
@@ -64,8 +64,8 @@ _ON_DEMAND = {
     "verl.compat.future": "BatchData DataProtoFuture",
     "verl.compat.padding": "_padding_size_key",
     "verl.compat.reshape": (
-        "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim pad_dataproto_to_divisor "
-        "unfold_batch_dim unpad_dataproto"
+        "all_gather_data_proto allgather_dict_tensors collate_fn fold_batch_dim "
+        "pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto"
     ),
 }
 _MODULE = {name: module for module, names in _ON_DEMAND.items() for name in names.split()}

@@ -27,8 +27,8 @@ def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 
 def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Return whether both are equal by value: types must agree, NaN equals NaN; arrays and containers are
-    compared recursively.
+    """Return whether both are equal by value: types must agree, NaN equals NaN; arrays and
+    containers are compared recursively.
 
     Pairs that are already being compared (cycles) count as equal.
     """
@@ -62,7 +62,8 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
 def type_name(value: Any) -> str:
     """Return the name of a value's type with its element types, such as `dict[str: list[int]]`.
 
-    The element types of a list are those of its first three entries, of a dict those of its first entry.
+    The element types of a list are those of its first three entries, of a dict those of its first
+    entry.
     """
     if isinstance(value, np.ndarray):
         return f"ndarray{value.shape} ({value.dtype})"
@@ -113,8 +114,8 @@ def union_numpy_dict(
 
 
 def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, Any]:
-    """Add the entries of the second to the first, in place. Raise AssertionError for a common key with
-    different values.
+    """Add the entries of the second to the first, in place. Raise AssertionError for a common key
+    with different values.
     """
     for key, value in dict2.items():
         if key in dict1:
@@ -135,8 +136,8 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[dict[str, Any]]) -> dict
 
 
 def merge_meta_info(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the meta_info of several parts: `metrics` become a dict of lists (one value per part), other keys
-    must agree.
+    """Merge the meta_info of several parts: `metrics` become a dict of lists (one value per part),
+    other keys must agree.
 
     Raises AssertionError naming the key whose values differ.
     """

@@ -1,8 +1,8 @@
 """`DataProto`: the batch exchanged by the trainer, the collector and the workers.
 
-One row per sample in three parts: `batch` (tensors with a common first dimension), `non_tensor_batch` (numpy
-arrays, mostly of objects, with the same number of rows) and `meta_info` (values for the whole batch). Names
-and behaviour follow verl 0.9.
+One row per sample in three parts: `batch` (tensors with a common first dimension),
+`non_tensor_batch` (numpy arrays, mostly of objects, with the same number of rows) and `meta_info`
+(values for the whole batch). Names and behaviour follow verl 0.9.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class _VerlMethod:
         self._name = name
 
     def __get__(self, instance: DataProto | None, owner: type) -> Any:
-        # Imported at the first use: a run that uses no name of verl's loads nothing of `verl.compat`.
+        # Imported at the first use: a run that uses no name of verl's loads nothing of
+        # `verl.compat`.
         from verl.compat.batch import VerlBatch
 
         return vars(VerlBatch)[self._name].__get__(instance, owner)
@@ -85,7 +86,8 @@ class DataProto:
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
-        """Return a batch of the given columns; sequences among the non-tensors become object arrays.
+        """Return a batch of the given columns; sequences among the non-tensors become object
+        arrays.
 
         Raises AssertionError when columns differ in their number of rows.
         """
@@ -112,18 +114,19 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
-        """Concatenate batches row-wise; `metrics` of the parts become a dict of lists, all other meta_info
-        must agree.
+        """Concatenate batches row-wise; `metrics` of the parts become a dict of lists, all other
+        meta_info must agree.
 
-        Raises AssertionError when meta_info conflicts, ValueError when columns differ or `data` is empty.
+        Raises AssertionError when meta_info conflicts, ValueError when columns differ or `data` is
+        empty.
         """
         if not data:
             raise ValueError("DataProto.concat needs at least one batch, got none")
         batches = [part.batch for part in data if part.batch is not None]
         if batches and len(batches) != len(data):
             raise ValueError(
-                f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs them in "
-                "all or in none"
+                f"{len(data) - len(batches)} of {len(data)} batches have no tensors; concat needs "
+                "them in all or in none"
             )
         names = data[0].non_tensor_batch.keys()
         for part in data[1:]:
@@ -157,8 +160,8 @@ class DataProto:
         return 0
 
     def check_consistency(self) -> None:
-        """Raise AssertionError when columns differ in their number of rows or a non-tensor is not a numpy
-        array.
+        """Raise AssertionError when columns differ in their number of rows or a non-tensor is not a
+        numpy array.
         """
         if self.batch is not None:
             assert len(self.batch.batch_size) == 1, (
@@ -167,8 +170,8 @@ class DataProto:
         rows = len(self)
         for key, value in self.non_tensor_batch.items():
             assert isinstance(value, np.ndarray), (
-                f"data in the non_tensor_batch must be a numpy.array with dtype=object, but for key {key!r}, "
-                f"got {type(value)}"
+                "data in the non_tensor_batch must be a numpy.array with dtype=object, but for "
+                f"key {key!r}, got {type(value)}"
             )
             assert value.ndim > 0 and value.shape[0] == rows, (
                 f"key {key} has {value.shape} where {rows} rows are expected"
@@ -188,8 +191,8 @@ class DataProto:
                 meta_info=self.meta_info,
             )
         raise TypeError(
-            f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, a tensor "
-            "or a bool mask"
+            f"Indexing with {type(item)} is not supported; use an int, a slice, a list, an array, "
+            "a tensor or a bool mask"
         )
 
     def _with_rows(self, tensor_index: Any, array_index: Any) -> Self:
@@ -231,8 +234,8 @@ class DataProto:
         )
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not divide, unless
-        padding is enabled.
+        """Split into `chunks` parts of equal size. Raise AssertionError when the rows do not
+        divide, unless padding is enabled.
         """
         if not self.is_padding_enabled():
             assert len(self) % chunks == 0, (
@@ -251,8 +254,8 @@ class DataProto:
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> Self:
-        """Return a batch with the named columns only; None keeps a whole part, which is shared with this
-        batch unless `deepcopy`.
+        """Return a batch with the named columns only; None keeps a whole part, which is shared with
+        this batch unless `deepcopy`.
         """
         batch = self.batch
         if batch is not None and batch_keys is not None:

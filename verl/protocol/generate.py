@@ -7,8 +7,8 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 StopReason = Literal["stop", "length", "abort"]
 
-# Suffix of the group id (`uid`) of greedy episodes; without it, the id is that of the group that they are a
-# baseline for.
+# Suffix of the group id (`uid`) of greedy episodes; without it, the id is that of the group that
+# they are a baseline for.
 GREEDY_SUFFIX = "/greedy"
 
 
@@ -22,11 +22,11 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1]; 1 samples untruncated.
         top_k: number of tokens kept; -1 keeps all.
         stop_token_ids: a reply ends with the first of these, which belongs to the reply.
-        stop: a reply ends with the token that completes one of these texts, special tokens included. Engines
-            have no tokenizer: the agent side, which has it, cuts the reply.
-        structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of tokens
-            that it does not allow after those before them are -inf. Engines need `rollout.structured_outputs`
-            for it.
+        stop: a reply ends with the token that completes one of these texts, special tokens
+            included. Engines have no tokenizer: the agent side, which has it, cuts the reply.
+        structure: form of the reply as a structural tag in JSON; empty for any reply. The logits of
+            tokens that it does not allow after those before them are -inf. Engines need
+            `rollout.structured_outputs` for it.
     """
 
     max_tokens: int
@@ -49,8 +49,8 @@ class GenerateRequest:
         adapter: LoRA adapter name, or None for the base model.
         seed: the replies depend on weights, prompt, sampling and seed only.
         request_id: id for logs and aborts.
-        priority: while requests wait, the engine begins those with the lowest number; equal ones in the order
-            in which they came.
+        priority: while requests wait, the engine begins those with the lowest number; equal ones in
+            the order in which they came.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,7 +63,9 @@ class GenerateRequest:
 
 
 def priority_of(validate: bool) -> int:
-    """Return the priority of requests: those of a validation are served before those of training episodes."""
+    """Return the priority of requests: those of a validation are served before those of training
+    episodes.
+    """
     return -1 if validate else 0
 
 
@@ -73,15 +75,16 @@ class Generation:
 
     Attributes:
         token_ids: sampled ids, the stop token included.
-        log_probs: log-probability of every sampled token under softmax(logits / temperature), before any
-            top-p or top-k truncation (temperature 1 when greedy); same length as `token_ids`. With
-            `SamplingParams.structure` after its mask: log pi - log Z of the policy pi and its mass Z on the
-            tokens that are allowed.
-        stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or `abort`.
-        version: weight version that the reply was sampled with (the last one, if weights changed during
-            generation).
-        earlier: (version, number of tokens) of the weights that sampled the beginning, oldest first; empty if
-            there was one version.
+        log_probs: log-probability of every sampled token under softmax(logits / temperature),
+            before any top-p or top-k truncation (temperature 1 when greedy); same length as
+            `token_ids`. With `SamplingParams.structure` after its mask: log pi - log Z of the
+            policy pi and its mass Z on the tokens that are allowed.
+        stop_reason: `stop` (a stop token or text), `length` (max_tokens or the model's limit) or
+            `abort`.
+        version: weight version that the reply was sampled with (the last one, if weights changed
+            during generation).
+        earlier: (version, number of tokens) of the weights that sampled the beginning, oldest
+            first; empty if there was one version.
     """
 
     token_ids: tuple[int, ...]
@@ -126,14 +129,18 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredPrompt(Generation):
-    """The reply of a reward model: no tokens, but the score of the prompt, which is a whole conversation."""
+    """The reply of a reward model: no tokens, but the score of the prompt, which is a whole
+    conversation.
+    """
 
     score: float = 0.0
 
 
 @runtime_checkable
 class RolloutClient(Protocol):
-    """A generator of replies: an engine, a handle to a remote engine, or a scripted engine in a test."""
+    """A generator of replies: an engine, a handle to a remote engine, or a scripted engine in a
+    test.
+    """
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Return `request.n` replies. Raise `RolloutError` when the request cannot be served."""
@@ -157,4 +164,6 @@ class EngineSetupError(RolloutError):
 
 
 class EngineGoneError(RolloutError):
-    """The engine's process has ended: no later request can be served, so the run ends with this error."""
+    """The engine's process has ended: no later request can be served, so the run ends with this
+    error.
+    """

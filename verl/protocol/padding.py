@@ -21,8 +21,9 @@ class _Switch(type):
 
 
 class DataProtoConfig(metaclass=_Switch):
-    """`DataProtoConfig.auto_padding = True` (or VERL_AUTO_PADDING=1) lets `DataProto.chunk` make parts of
-    different sizes, and the dispatch of `verl.compat` pad every batch to the number of workers.
+    """`DataProtoConfig.auto_padding = True` (or VERL_AUTO_PADDING=1) lets `DataProto.chunk` make
+    parts of different sizes, and the dispatch of `verl.compat` pad every batch to the number of
+    workers.
     """
 
     auto_padding_key = "_verl_auto_padding"

@@ -1,5 +1,5 @@
-"""Serialization of batches between processes: tensors become numpy arrays, which Ray sends without copying
-them into the pickle.
+"""Serialization of batches between processes: tensors become numpy arrays, which Ray sends without
+copying them into the pickle.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None
 
 
 def deserialize_tensordict(arr: tuple[tuple[int, ...], str | None, dict[str, tuple[str, Any]]]) -> TensorDict:
-    """Return the TensorDict of `serialize_tensordict`, in CPU memory, because the receiving process may lack
-    the device.
+    """Return the TensorDict of `serialize_tensordict`, in CPU memory, because the receiving process
+    may lack the device.
     """
     batch_size, device, columns = arr
     tensors = {key: _deserialize_column(value) for key, value in columns.items()}

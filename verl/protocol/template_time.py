@@ -1,5 +1,5 @@
-"""The time that chat templates with a clock or a date show: one for a whole run, so that equal messages are
-equal prompts.
+"""The time that chat templates with a clock or a date show: one for a whole run, so that equal
+messages are equal prompts.
 """
 
 from __future__ import annotations

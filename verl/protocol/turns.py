@@ -21,8 +21,8 @@ _FIELDS = ("reasoning_content", "reasoning", "thinking")
 def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> frozenset[int]:
     """Return the ids of the tokens that the chat template puts after a reply.
 
-    A token that also stands between a reply's thinking and its answer ends no turn. Where no token ends a
-    reply, the one that begins the next turn does.
+    A token that also stands between a reply's thinking and its answer ends no turn. Where no token
+    ends a reply, the one that begins the next turn does.
 
     Args:
         tokenizer: a Hugging Face tokenizer; one without a chat template has no such token.
@@ -43,8 +43,8 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         return ""
 
     def shown(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
-        """Return what stands before an answer, from its thinking or the question on, and after it, up to the
-        next question.
+        """Return what stands before an answer, from its thinking or the question on, and after it,
+        up to the next question.
         """
         reply = {"role": "assistant", "content": _ANSWER, **({field: _THOUGHT} if field else {})}
         conversation = [{"role": "user", "content": _QUESTION}, reply, *more]

@@ -1,4 +1,5 @@
-"""One driver, many workers: the trainer calls a method of a worker group and every worker runs its share.
+"""One driver, many workers: the trainer calls a method of a worker group and every worker runs its
+share.
 
 Names imported from the package itself are those of verl.
 """

@@ -4,7 +4,8 @@
         @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
         def compute_log_prob(self, data: DataProto) -> DataProto: ...
 
-`group.compute_log_prob(batch)` then splits the batch over the workers and concatenates their results.
+`group.compute_log_prob(batch)` then splits the batch over the workers and concatenates their
+results.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def dispatch_one_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatc
 
 
 def _dispatch_rows(worker_group: Any, *args: Any, **kwargs: Any) -> Dispatched:
-    """Return each batch as a list of equal parts. Raise AssertionError for other types, or if the rows do not
-    divide.
+    """Return each batch as a list of equal parts. Raise AssertionError for other types, or if the
+    rows do not divide.
     """
 
     def parts(value: Any) -> list[DataProto]:

@@ -1,5 +1,5 @@
-"""The local backend: one worker in the caller's process, without Ray; for debugging and for machines without
-Ray.
+"""The local backend: one worker in the caller's process, without Ray; for debugging and for
+machines without Ray.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LocalResourcePool(ResourcePool):
         if self.world_size != 1:
             raise ValueError(
                 "the local controller runs one process per worker group, got "
-                f"process_on_nodes={list(process_on_nodes)}; set one GPU on one node, or use the ray "
-                "controller"
+                f"process_on_nodes={list(process_on_nodes)}; set one GPU on one node, or use the "
+                "ray controller"
             )
 
 
@@ -58,15 +58,15 @@ class LocalPendingResults(PendingResults):
         return LocalPendingResults([self[i] for i in ranks], self.method_name, self.timeout_s)
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls and return their results. Raise TimeoutError, WorkerDiedError, or the worker's
-        error.
+        """Wait for all calls and return their results. Raise TimeoutError, WorkerDiedError, or the
+        worker's error.
         """
         limit = self.timeout_s if timeout is None else timeout
         _finished_futures, unfinished = concurrent.futures.wait(self, timeout=limit)
         if unfinished:
             raise TimeoutError(
-                f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} calls "
-                "unfinished)"
+                f"waited {limit:g} s for {self.method_name} on the local worker ({len(unfinished)} "
+                "calls unfinished)"
             )
         return self._results(self)
 
@@ -89,9 +89,9 @@ class LocalPendingResults(PendingResults):
 class LocalWorkerGroup(WorkerGroup):
     """The interface of `RayWorkerGroup` on one worker in this process.
 
-    Calls run immediately in the caller's thread, so a non-blocking call has finished when it returns. A
-    worker with an `async def` method gets a thread with an event loop, on which all its methods run, as in a
-    Ray actor.
+    Calls run immediately in the caller's thread, so a non-blocking call has finished when it
+    returns. A worker with an `async def` method gets a thread with an event loop, on which all its
+    methods run, as in a Ray actor.
 
     Args:
         resource_pool: pool of one process.
@@ -99,8 +99,8 @@ class LocalWorkerGroup(WorkerGroup):
         worker_env: environment variables to set in this process unless they are already set.
         timeout_s: limit of every wait for a result, in seconds.
 
-    Raises ValueError when the pool holds more than one process, or this process is itself a rank of a larger
-    group.
+    Raises ValueError when the pool holds more than one process, or this process is itself a rank of
+    a larger group.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class LocalWorkerGroup(WorkerGroup):
             raise ValueError("LocalWorkerGroup needs class_with_init, a ClassWithInitArgs")
         if pool.world_size != 1:
             raise ValueError(
-                f"the local controller runs one process per worker group, the pool has {pool.world_size}; "
-                "use the ray controller"
+                "the local controller runs one process per worker group, the pool has "
+                f"{pool.world_size}; use the ray controller"
             )
         _set_rank_environment(worker_env or {})
         self._loop: LoopThread | None = None
@@ -190,8 +190,8 @@ def _end_loop(loop: LoopThread, name: str) -> None:
 
 
 def _copy_batch(value: Any) -> Any:
-    """Return a copy of a batch that shares its tensors, so that columns added by the worker do not appear in
-    the caller's batch.
+    """Return a copy of a batch that shares its tensors, so that columns added by the worker do not
+    appear in the caller's batch.
     """
     if not isinstance(value, DataProto):
         return value
@@ -204,8 +204,8 @@ def _copy_batch(value: Any) -> Any:
 def _set_rank_environment(worker_env: dict[str, str]) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller cannot run "
-            "under torchrun"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment: the local controller "
+            "cannot run under torchrun"
         )
     ours = {
         "RANK": "0",

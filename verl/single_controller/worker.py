@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 
 def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> int:
-    """Return a TCP port that is currently free on this machine; with a range `[begin, end)`, its first free
-    one.
+    """Return a TCP port that is currently free on this machine; with a range `[begin, end)`, its
+    first free one.
 
     Raises RuntimeError when the range has none.
     """
@@ -30,10 +30,11 @@ def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> i
 class Worker:
     """One rank of a worker group.
 
-    The controller sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT before a
-    worker starts, so `torch.distributed.init_process_group` works without arguments. LOCAL_RANK is the index
-    of this worker's device among those visible to it: with Ray and GPUs every process sees one device, and
-    LOCAL_RANK is 0. Outside a controller a worker is rank 0 of 1.
+    The controller sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    before a worker starts, so `torch.distributed.init_process_group` works without arguments.
+    LOCAL_RANK is the index of this worker's device among those visible to it: with Ray and GPUs
+    every process sees one device, and LOCAL_RANK is 0. Outside a controller a worker is rank 0 of
+    1.
     """
 
     def __init__(self) -> None:
@@ -57,16 +58,16 @@ class Worker:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
 
     def close(self) -> None:
-        """End processes that the worker has started. Called by the local worker group; a Ray actor's process
-        is killed instead.
+        """End processes that the worker has started. Called by the local worker group; a Ray
+        actor's process is killed instead.
         """
 
 
 def _end_on_sigterm() -> None:
     """Let SIGTERM end this process at once, as `ray.kill` does.
 
-    Ray sends several when a run ends, and its handler raises SystemExit, which prints a traceback to the
-    driver where a later one meets an exit in progress. The system's `signal` also works outside the main
-    thread, in which an actor with coroutines is not created.
+    Ray sends several when a run ends, and its handler raises SystemExit, which prints a traceback
+    to the driver where a later one meets an exit in progress. The system's `signal` also works
+    outside the main thread, in which an actor with coroutines is not created.
     """
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL

@@ -42,7 +42,9 @@ class ResourcePool:
 
 
 class ClassWithInitArgs:
-    """A worker class and the arguments of its constructor, to be instantiated later in another process."""
+    """A worker class and the arguments of its constructor, to be instantiated later in another
+    process.
+    """
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self.cls = cls
@@ -62,7 +64,8 @@ class PendingResults(list):
     def get(self, timeout: float | None = None) -> list[Any]:
         """Wait for all calls and return their results in rank order.
 
-        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), or a worker's error.
+        Raises TimeoutError after `timeout` seconds (default: the worker group's limit), or a
+        worker's error.
         """
         raise NotImplementedError
 
@@ -93,8 +96,8 @@ class PendingResult:
 class WorkerGroup:
     """Base of the backends' worker groups.
 
-    A backend implements `world_size`, `_submit` and `shutdown`. Every registered method of the worker class
-    becomes a method of the group.
+    A backend implements `world_size`, `_submit` and `shutdown`. Every registered method of the
+    worker class becomes a method of the group.
 
     Args:
         resource_pool: where the workers run.
@@ -125,8 +128,8 @@ class WorkerGroup:
         raise NotImplementedError
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> PendingResults:
-        """Start a method on all workers. If every argument is a list with one entry per worker, each worker
-        gets its entry.
+        """Start a method on all workers. If every argument is a list with one entry per worker,
+        each worker gets its entry.
         """
         size = self.world_size
         values = [*args, *kwargs.values()]

@@ -1,8 +1,9 @@
-"""Check a model for training: `verl-mas check-model PATH`, or `python -m verl.trainer.check_model PATH`.
+"""Check a model for training: `verl-mas check-model PATH`, or
+`python -m verl.trainer.check_model PATH`.
 
-Two ways must agree in each part: rows laid out as the trainer runs them and rows alone, the engine and a full
-pass, a model and its export. Exit status 0 means that the model can be trained and served exactly; 1, that a
-part needed for that cannot.
+Two ways must agree in each part: rows laid out as the trainer runs them and rows alone, the engine
+and a full pass, a model and its export. Exit status 0 means that the model can be trained and
+served exactly; 1, that a part needed for that cannot.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ def adapters(path: str, rank: int, trust_remote_code: bool) -> list[CheckRow]:
 
 
 def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> CheckRow:
-    """Return the row about the model with its own weights, loaded in fp32 if it fits into the memory that is
-    free.
+    """Return the row about the model with its own weights, loaded in fp32 if it fits into the
+    memory that is free.
     """
     with torch.device("meta"):
         empty = build_causal_lm(
@@ -184,7 +185,8 @@ def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> CheckR
     except (MemoryError, RuntimeError) as error:
         first = str(error).strip().splitlines()[:1]
         return CheckRow("own weights", REFUSED, f"the model cannot be run on this machine: {first}")
-    # Published weights give sharper distributions than drawn ones; rounding grows with their logits.
+    # Published weights give sharper distributions than drawn ones; rounding grows with their
+    # logits.
     verdict = EXACT if difference <= 10 * FP32_BOUND else REFUSED
     return CheckRow(
         "own weights",

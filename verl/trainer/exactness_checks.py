@@ -1,8 +1,8 @@
-"""Whether trainer and engines are exact on the models of a run, before a worker starts: by miniatures of the
-models, not by names.
+"""Whether trainer and engines are exact on the models of a run, before a worker starts: by
+miniatures of the models, not by names.
 
-Every obstacle of every model is found before the first error is raised, so that one run of the command shows
-all of them.
+Every obstacle of every model is found before the first error is raised, so that one run of the
+command shows all of them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def check_exactness(
         critic: keys under `critic`.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
-            group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of
+            a worker group.
 
     Raises:
-        ConfigError: all obstacles in one line: each says what differs by how much, and which keys would do.
+        ConfigError: all obstacles in one line: each says what differs by how much, and which keys
+            would do.
     """
     started = time.perf_counter()
     with_critic = plan.critics
@@ -124,7 +125,9 @@ def layout_notes(
 
 
 def critic_notes(critic: CriticConfig, device: str) -> list[str]:
-    """Return what a user has to know of the numbers of a critic; raises LayoutError as `layout_notes`."""
+    """Return what a user has to know of the numbers of a critic; raises LayoutError as
+    `layout_notes`.
+    """
     try:
         return layout_notes(critic.model, critic.fsdp, device, "critic.model", critic.use_prefix_grouper)
     except ModelPathError:
@@ -132,8 +135,8 @@ def critic_notes(critic: CriticConfig, device: str) -> list[str]:
 
 
 def export_notes(group: WorkerGroupSpec) -> list[str]:
-    """Return nothing, or raise ModelPathError if transformers does not read back what an export of the
-    group's model writes.
+    """Return nothing, or raise ModelPathError if transformers does not read back what an export of
+    the group's model writes.
     """
     export_difference(
         check_causal_lm(group.model_path, trust_remote_code=group.config.model.trust_remote_code)
@@ -142,8 +145,8 @@ def export_notes(group: WorkerGroupSpec) -> list[str]:
 
 
 def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:
-    """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises RolloutError if
-    it cannot serve it.
+    """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises
+    RolloutError if it cannot serve it.
     """
     return check_served(
         group.model_path, max_model_len, trust_remote_code=group.config.model.trust_remote_code

@@ -1,10 +1,10 @@
-"""What a run needs of the machine's memory, before it starts: counted on the run's own models, beside what
-the machine has.
+"""What a run needs of the machine's memory, before it starts: counted on the run's own models,
+beside what the machine has.
 
 Budgets of micro-batches that are not set become the largest that fit, up to `MOST_TOKENS`; gradient
-checkpointing is turned on where the longest row does not fit without, and an engine whose slots are not set
-has fewer of them where their cache does not fit. A run that cannot fit is refused with the keys that would
-do.
+checkpointing is turned on where the longest row does not fit without, and an engine whose slots are
+not set has fewer of them where their cache does not fit. A run that cannot fit is refused with the
+keys that would do.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MOST_SCORED_TOKENS = 32768
 SHARE = 0.9
 # A micro-batch whose budget is not set takes at most so much, unless its longest row takes more.
 PASS_BYTES = GIB
-# Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as probabilities in
-# fp32, their sums in fp64.
+# Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as
+# probabilities in fp32, their sums in fp64.
 SAMPLING_BYTES = 28
 ADAM_STATES = 2
 TRIALS = 2
@@ -105,7 +105,8 @@ def plan_memory(
         config: of the run; values of None are replaced, in the plan too.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
-        max_model_len: function that returns the longest prompt plus reply, in tokens, of a worker group.
+        max_model_len: function that returns the longest prompt plus reply, in tokens, of a worker
+            group.
 
     Raises:
         ConfigError: the run does not fit, with the keys that would do and what each would need.
@@ -154,8 +155,8 @@ def _unseen(trainer: TrainerConfig, ray_init: RayInitConfig, device: str) -> str
 
 
 def _processes(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
-    """Return the number of processes with a model on the fullest machine; with one controller process it is
-    that one.
+    """Return the number of processes with a model on the fullest machine; with one controller
+    process it is that one.
     """
     if trainer.controller == "local":
         return 1
@@ -174,8 +175,8 @@ def _training_memory(
     checkpointing: bool,
     trust_remote_code: bool,
 ) -> TrainingMemory:
-    """Return the memory of a model's training passes, which keeps what it has counted; groups of one model
-    share it.
+    """Return the memory of a model's training passes, which keeps what it has counted; groups of
+    one model share it.
     """
     return TrainingMemory(
         path,
@@ -294,8 +295,8 @@ class _Model:
         except Exception as error:  # code of any model may raise anything, and some operations need numbers
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning(
-                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens unless %s "
-                "is set",
+                "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens "
+                "unless %s is set",
                 self.own.model.path,
                 reason,
                 f"{MOST_TOKENS:,}",
@@ -305,8 +306,8 @@ class _Model:
         return True
 
     def choose(self, room: int) -> None:
-        """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises ConfigError if
-        none does.
+        """Set `memory` to the plan with the largest budget that fits into `room` bytes. Raises
+        ConfigError if none does.
         """
         fixed = self.fixed()
         while (
@@ -337,8 +338,8 @@ class _Model:
             raise ConfigError(self._refusal(fixed, room, least))
 
     def _gathered(self) -> int:
-        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them before its
-        end. It is not used where they are trained in the dtype in which they are kept.
+        """Return the bytes of the whole parameters in a pass: of one rank FSDP2 frees none of them
+        before its end. It is not used where they are trained in the dtype in which they are kept.
         """
         if self._ranks > 1 or self._dtype == resolve_dtype(
             self.own.actor.fsdp_config.model_dtype, self._device
@@ -355,8 +356,8 @@ class _Model:
         return Shape(rows, self.longest - reply, reply)
 
     def _largest(self, counted: TrainingMemory, least: Shape, shape_limit: Shape, left: int) -> Shape | None:
-        """Return the largest shape from `least` to `shape_limit` that fits, or None; one pass is counted
-        where all fits.
+        """Return the largest shape from `least` to `shape_limit` that fits, or None; one pass is
+        counted where all fits.
         """
         if counted.of_pass(shape_limit) <= left:
             return shape_limit

@@ -33,12 +33,13 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
     Args:
         placement: placement of the run.
         device: cpu or cuda.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of a worker
-            group.
+        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of
+            a worker group.
 
     Raises:
-        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with a GPU;
-            vLLM cannot serve a model or an adapter; or limits of a scheduler step are too low.
+        ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with
+            a GPU; vLLM cannot serve a model or an adapter; or limits of a scheduler step are too
+            low.
         ModelPathError: the configuration of a model cannot be read.
     """
     for group in placement.groups:
@@ -64,8 +65,9 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
             ) from error
         if device == "cuda" and is_installed(CPU_PACKAGE):
             raise ConfigError(
-                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels for GPUs: "
-                f"pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e '.[vllm]'"
+                f"rollout.name=vllm on a GPU, but {CPU_PACKAGE} is installed, which has no kernels "
+                f"for GPUs: pip uninstall {CPU_PACKAGE}, then pip install --force-reinstall -e "
+                "'.[vllm]'"
             )
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
@@ -86,8 +88,8 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
 
 
 def check_forms(placement: Placement) -> None:
-    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of an
-    unsupported version.
+    """Raise ConfigError if an engine `hf` of a worker group needs xgrammar, and it is missing or of
+    an unsupported version.
     """
     if any(
         group.config.rollout.name == "hf" and group.config.rollout.structured_outputs
@@ -104,8 +106,8 @@ def check_forms(placement: Placement) -> None:
 
 
 def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
-    """Warn of worker groups whose prompts and replies together may have more tokens than the positions of
-    their model.
+    """Warn of worker groups whose prompts and replies together may have more tokens than the
+    positions of their model.
     """
     for group in placement.groups:
         path = check_model_path(group.config.model.path)
@@ -114,16 +116,17 @@ def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroup
         longest = max_model_len(group)
         if positions is not None and longest > positions:
             logger.warning(
-                "worker group '%s': data.max_prompt_length and data.max_response_length, or those of its "
-                "agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, and replies "
+                "worker group '%s': data.max_prompt_length and data.max_response_length, or those "
+                "of its agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, "
+                "and replies "
                 "beyond them are poor", group.wg_id,
                 longest, path, positions,
             )  # fmt: skip
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:
-    """Return the number of parameters of every adapter, by policy; log the coverage of each that leaves
-    weights out.
+    """Return the number of parameters of every adapter, by policy; log the coverage of each that
+    leaves weights out.
 
     Raises:
         ModelPathError: the configuration of a base model cannot be read.
@@ -169,7 +172,9 @@ def _base(group: WorkerGroupSpec) -> Any:
 
 
 def check_reward_model(reward: RewardConfig) -> None:
-    """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no scores."""
+    """Raise ConfigError if the model of `reward.model.kind=sequence_classification` gives no
+    scores.
+    """
     model = reward.model
     if model.kind == CLASSIFIER:
         from verl.models.reward_model import check_sequence_classifier  # of such a model
@@ -216,6 +221,6 @@ def check_critic(critic: CriticConfig, plan: RunPlan, tokenizers: Mapping[str, A
         if tokenizer.get_vocab() != tokenizers[spec.wg_id].get_vocab():
             raise ConfigError(
                 f"critic.{key}={value_at(critic, key)!r} has another vocabulary than the policy "
-                f"'{spec.wg_id}', whose tokens are its input; use a model of the same family, or leave it "
-                "out to start from the policy's model"
+                f"'{spec.wg_id}', whose tokens are its input; use a model of the same family, or "
+                "leave it out to start from the policy's model"
             )

@@ -36,7 +36,9 @@ class Engines:
 
 
 def for_serving(config: RunConfig, device: str) -> RunConfig:
-    """Return the configuration of a run for inference in one process; a failed episode does not stop it."""
+    """Return the configuration of a run for inference in one process; a failed episode does not
+    stop it.
+    """
     clone = copy.deepcopy(config)
     clone.trainer.controller, clone.trainer.device, clone.trainer.nnodes, clone.trainer.n_gpus_per_node = (
         "local",
@@ -80,8 +82,8 @@ def serving_team(
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
-    """Send the trained weights to every engine, piece by piece. Raises CheckpointError if they cannot be
-    read.
+    """Send the trained weights to every engine, piece by piece. Raises CheckpointError if they
+    cannot be read.
     """
     transfer = ObjectStore()
     for spec in saved.placement.groups:

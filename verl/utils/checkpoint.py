@@ -24,8 +24,8 @@ _FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found, read or used; after a failed write the message says what is
-    intact.
+    """A checkpoint that cannot be written, found, read or used; after a failed write the message
+    says what is intact.
     """
 
 
@@ -64,7 +64,8 @@ def commit_folder(path: Path) -> None:
 
 
 def find_folder(path: Path) -> Path:
-    """Return the checkpoint at `path`, or the previous version if the process died between the two renames.
+    """Return the checkpoint at `path`, or the previous version if the process died between the two
+    renames.
 
     Raises:
         CheckpointError: there is none.
@@ -87,14 +88,15 @@ def save_sharded(
 
     Args:
         path: the folder; an older checkpoint there is replaced only when the new one is complete.
-        tensors: sharded (DTensor) or equal on all ranks; they can be loaded on another number of ranks.
+        tensors: sharded (DTensor) or equal on all ranks; they can be loaded on another number of
+            ranks.
         rank_state: state of each rank (its random state); tensors and plain values.
         meta: JSON values, the same on all ranks.
         write_more: called on every rank with the unfinished folder, to add files.
 
     Raises:
-        CheckpointError: on every rank, when any rank could not write; the previous checkpoint at `path` is
-            intact.
+        CheckpointError: on every rank, when any rank could not write; the previous checkpoint at
+            `path` is intact.
     """
     path = Path(path)
     rank = dist.get_rank(group)
@@ -156,8 +158,8 @@ def _attempt(write: Callable[[], None]) -> str | None:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """Return the `meta` of a checkpoint. Raises CheckpointError when there is none, or one of another
-    format.
+    """Return the `meta` of a checkpoint. Raises CheckpointError when there is none, or one of
+    another format.
     """
     meta = json.loads((find_folder(Path(path)) / _META).read_text())
     if meta.get("format") != _FORMAT:
@@ -191,11 +193,11 @@ def load_sharded(
 
 
 def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed from the
-    names.
+    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed
+    from the names.
 
-    Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises CheckpointError
-    when there is no checkpoint or it cannot be read.
+    Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises
+    CheckpointError when there is no checkpoint or it cannot be read.
     """
     shards = find_folder(Path(path)) / _SHARDS
     try:

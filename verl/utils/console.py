@@ -1,8 +1,8 @@
-"""Console output of a run: a live progress bar, one short line per step, and the table before/after at the
-end.
+"""Console output of a run: a live progress bar, one short line per step, and the table before/after
+at the end.
 
-On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only the lines
-are written.
+On a terminal the bar stays at the bottom and the lines scroll above it; elsewhere (a file, CI) only
+the lines are written.
 """
 
 import time
@@ -20,8 +20,8 @@ from verl.utils.accuracy import Estimate
 
 @dataclass(frozen=True)
 class Headline:
-    """A value of the step line: its label, its possible metric keys (glob patterns, first match wins) and its
-    format.
+    """A value of the step line: its label, its possible metric keys (glob patterns, first match
+    wins) and its format.
     """
 
     label: str
@@ -42,8 +42,8 @@ HEADLINES = (
 
 
 class AccuracyRow(TypedDict):
-    """A row of the final table: `name` is the team or an agent, `metric` is e.g. "avg@4"; None where nothing
-    was measured.
+    """A row of the final table: `name` is the team or an agent, `metric` is e.g. "avg@4"; None
+    where nothing was measured.
     """
 
     name: str
@@ -71,7 +71,9 @@ def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = H
 
 
 def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optional[float]) -> str:
-    """Return the line of a step, e.g. `step  3/40  reward 0.412  ETA 2:31`; `total_steps` 0 means unknown."""
+    """Return the line of a step, e.g. `step  3/40  reward 0.412  ETA 2:31`; `total_steps` 0 means
+    unknown.
+    """
     width = len(str(total_steps))
     parts = [f"step {step:>{width}}/{total_steps}" if total_steps else f"step {step}", *values]
     if eta_s is not None:
@@ -80,11 +82,11 @@ def format_step(step: int, total_steps: int, values: Sequence[str], eta_s: Optio
 
 
 class StepDisplay:
-    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0 when
-    unknown).
+    """Shows the steps of a run from `start_step` (0, or the step resumed from) to `total_steps` (0
+    when unknown).
 
-    Tests pass `console` and `clock` (seconds). Call `finish` in a `finally`, or the terminal's cursor stays
-    hidden.
+    Tests pass `console` and `clock` (seconds). Call `finish` in a `finally`, or the terminal's
+    cursor stays hidden.
     """
 
     def __init__(
@@ -175,8 +177,8 @@ def before_after_table(
 
 
 def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
-    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a file or pipe,
-    which have no width.
+    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a
+    file or pipe, which have no width.
     """
     if rows:
         console = console or Console()

@@ -29,8 +29,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file with this
-        # error.
+        # ENOENT is a bug, except for the file to be created: some file systems refuse a new file
+        # with this error.
         cannot_be_created = (
             error.errno == errno.ENOENT and error.filename and Path(error.filename) in (path, *path.parents)
         )
@@ -38,6 +38,7 @@ def writing(path: Path) -> Iterator[None]:
             raise
         fix = "free space there" if error.errno in FULL else "make it writable"
         raise DiskError(
-            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; {fix}, or set "
-            "trainer.default_local_dir to another disk; complete checkpoints are intact"
+            f"{error.filename or path} could not be written: {os.strerror(error.errno or 0)}; "
+            f"{fix}, or set trainer.default_local_dir to another disk; complete checkpoints are "
+            "intact"
         ) from error

@@ -1,9 +1,9 @@
-"""Memory of the machine and of the control groups that this process is in, and what the system kills for lack
-of it.
+"""Memory of the machine and of the control groups that this process is in, and what the system
+kills for lack of it.
 
 The kernel kills a process without a word when a control group or the machine has no memory left.
-`kills_are_told` starts a second process of a few MiB, which outlives the run and writes the cause and what
-the run held.
+`kills_are_told` starts a second process of a few MiB, which outlives the run and writes the cause
+and what the run held.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ CGROUPS = Path("/sys/fs/cgroup")
 # A script, which imports nothing of ours.
 _WATCHER = Path(__file__).with_name("memory_watch.py")
 _WAYS = (
-    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or actor_rollout_ref.rollout.max_num_seqs, use "
-    "adapters (agent.specialization=lora), or free memory"
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or "
+    "actor_rollout_ref.rollout.max_num_seqs, use adapters (agent.specialization=lora), or free "
+    "memory"
 )
 
 
 @dataclass(frozen=True)
 class _Version:
-    """Names of one version of control groups: folder below `CGROUPS`, entry of /proc/self/cgroup, files."""
+    """Names of one version of control groups: folder below `CGROUPS`, entry of /proc/self/cgroup,
+    files.
+    """
 
     folder: str
     entry: str
@@ -55,7 +58,9 @@ def _numbers(path: Path) -> dict[str, int]:
 def _groups(
     root: Path = CGROUPS, cgroup_file: Path = Path("/proc/self/cgroup")
 ) -> Iterator[tuple[_Version, Path]]:
-    """Yield the folders of this process's memory groups and of all groups around them, which limit it too."""
+    """Yield the folders of this process's memory groups and of all groups around them, which limit
+    it too.
+    """
     try:
         entries = [line.split(":", 2) for line in cgroup_file.read_text().splitlines()]
     except OSError:
@@ -63,8 +68,8 @@ def _groups(
     for version in _VERSIONS:
         paths = [path for _, names, path in entries if version.entry in names.split(",")]
         folder = root / version.folder
-        # In a container without a name space of its own the path is one of the machine: parts of it are
-        # missing.
+        # In a container without a name space of its own the path is one of the machine: parts of it
+        # are missing.
         inner = folder / (paths[0] if paths else "").lstrip("/")
         while True:
             if (inner / version.limit).is_file():
@@ -75,8 +80,8 @@ def _groups(
 
 
 def free_memory() -> int:
-    """Return the bytes of host memory that this process and those it starts can have: what is free, within
-    the limits of its control groups.
+    """Return the bytes of host memory that this process and those it starts can have: what is free,
+    within the limits of its control groups.
     """
     import psutil
 
@@ -96,7 +101,9 @@ def free_memory() -> int:
 
 
 def limit_of_memory() -> int:
-    """Return the smallest limit of this process's control groups, or the machine's memory, in bytes."""
+    """Return the smallest limit of this process's control groups, or the machine's memory, in
+    bytes.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for version, folder in _groups():
         try:
@@ -107,13 +114,15 @@ def limit_of_memory() -> int:
 
 
 def _with_inner(stat: Mapping[str, int], name: str) -> int:
-    """Return a number of memory.stat with that of inner groups, which usage contains in both versions."""
+    """Return a number of memory.stat with that of inner groups, which usage contains in both
+    versions.
+    """
     return stat.get(f"total_{name}", stat.get(name, 0))
 
 
 def kills_for_memory() -> tuple[int, bool]:
-    """Return how many processes the kernel has killed for lack of memory in this process's control group, or
-    on the machine where no group says it, and whether the group says it.
+    """Return how many processes the kernel has killed for lack of memory in this process's control
+    group, or on the machine where no group says it, and whether the group says it.
     """
     file, of_group = _kill_counter()
     return _numbers(file).get("oom_kill", 0), of_group
@@ -131,24 +140,24 @@ _KILLS_BEFORE, _ = kills_for_memory()
 
 
 def note_of_kills() -> str:
-    """Return what to add to the error of a process that died; empty if none on this machine was killed for
-    lack of memory since this module was imported.
+    """Return what to add to the error of a process that died; empty if none on this machine was
+    killed for lack of memory since this module was imported.
     """
     kills, of_group = kills_for_memory()
     count = kills - _KILLS_BEFORE
     if count <= 0:
         return ""
     return (
-        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of memory "
-        f"{'here' if of_group else 'on this machine, of this run or another,'} since this one began, within "
-        f"{limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
+        f" (the system has killed {count} {'process' if count == 1 else 'processes'} for lack of "
+        f"memory {'here' if of_group else 'on this machine, of this run or another,'} since this "
+        f"one began, within {limit_of_memory() / GIB:.1f} GiB: {_WAYS})"
     )
 
 
 @contextmanager
 def kills_are_told(ways: str = _WAYS) -> Iterator[None]:
-    """Have another process say on stderr that the kernel killed this one for lack of memory, what it held,
-    and the ways out.
+    """Have another process say on stderr that the kernel killed this one for lack of memory, what
+    it held, and the ways out.
     """
     file, of_group = _kill_counter()
     arguments = (os.getpid(), ways, file, int(of_group), limit_of_memory())

@@ -1,5 +1,6 @@
-"""An event loop in a thread of its own: coroutines run there while the starting thread does other work, and
-what belongs to the loop, such as connections, outlives the event loops of its users."""
+"""An event loop in a thread of its own: coroutines run there while the starting thread does other
+work, and what belongs to the loop, such as connections, outlives the event loops of its users.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Time limit of cancelled tasks, in seconds.
 END_TIMEOUT_S = 5.0
-# A loop that has run nothing for so many seconds is reported while a thread waits for it, which looks every
-# `LOOK_S` seconds.
+# A loop that has run nothing for so many seconds is reported while a thread waits for it, which
+# looks every `LOOK_S` seconds.
 BLOCKED_S = 10.0
 LOOK_S = 2.0
 # Innermost calls that such a report names.
@@ -53,11 +54,11 @@ class Running(Generic[T]):
         return await work
 
     def result(self) -> T:
-        """Wait for the coroutine and return its result, or raise its error; signal handlers run meanwhile,
-        and a blocked loop is reported.
+        """Wait for the coroutine and return its result, or raise its error; signal handlers run
+        meanwhile, and a blocked loop is reported.
 
-        Raises concurrent.futures.CancelledError after `cancel`, and TimeoutError when the loop has been
-        blocked for its time limit.
+        Raises concurrent.futures.CancelledError after `cancel`, and TimeoutError when the loop has
+        been blocked for its time limit.
         """
         while not self._future.done():
             try:
@@ -88,7 +89,8 @@ class LoopThread:
 
     Args:
         name: of the thread.
-        limit_s: seconds, at least `BLOCKED_S`, for which the loop may be blocked while a thread waits for it.
+        limit_s: seconds, at least `BLOCKED_S`, for which the loop may be blocked while a thread
+            waits for it.
         key: that sets this limit, for the message.
     """
 
@@ -105,7 +107,8 @@ class LoopThread:
         self._reported = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
-        """Start `work` and return at once; a thread that waits for it reports a loop that is blocked.
+        """Start `work` and return at once; a thread that waits for it reports a loop that is
+        blocked.
 
         Raises RuntimeError after `close`.
         """
@@ -123,8 +126,8 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run `work` and return its result, or raise its error.
 
-        Raises TimeoutError after `timeout_s` seconds, when the work is cancelled, and RuntimeError after
-        `close`.
+        Raises TimeoutError after `timeout_s` seconds, when the work is cancelled, and RuntimeError
+        after `close`.
         """
         future = self.submit(work)
         try:
@@ -152,8 +155,8 @@ class LoopThread:
 
         Args:
             work: a function, which is not interrupted by tasks on the loop.
-            blocked_too: run `work` in this thread if a task has blocked the loop for its time limit:
-                meanwhile no other changes anything.
+            blocked_too: run `work` in this thread if a task has blocked the loop for its time
+                limit: meanwhile no other changes anything.
         """
 
         begun = threading.Lock()  # acquired by the thread that runs the work, once
@@ -172,10 +175,11 @@ class LoopThread:
             return work() if begun.acquire(blocking=False) else running.result()
 
     def _look(self) -> None:
-        """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one after it
-        has run.
+        """Report a callback that has not run for `BLOCKED_S` seconds, once; schedule the next one
+        after it has run.
 
-        Raises TimeoutError, which names the tasks on the loop, if it has not run for the time limit.
+        Raises TimeoutError, which names the tasks on the loop, if it has not run for the time
+        limit.
         """
         with self._lock, suppress(RuntimeError):  # the loop is closed
             if self._asked_at is None:
@@ -198,9 +202,9 @@ class LoopThread:
         calls = traceback.extract_stack(frame)[-FRAMES:] if frame else []
         where = " > ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)
         return (
-            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and everything on it "
-            f"waits for {where}: an environment or a team that computes must not set blocking=False, and its "
-            "async methods must await"
+            f"the event loop {self._thread.name} has been blocked for {seconds:.0f} s, and "
+            f"everything on it waits for {where}: an environment or a team that computes must not "
+            "set blocking=False, and its async methods must await"
         )
 
     def _tasks(self) -> str:
@@ -212,8 +216,8 @@ class LoopThread:
         return f"It runs {name}; waiting: {listed(other for other in self.named() if other != name) or 'no named task'}"
 
     def named(self) -> list[str]:
-        """Return the names of the tasks on the loop that have names of their own, sorted; call it in any
-        thread.
+        """Return the names of the tasks on the loop that have names of their own, sorted; call it
+        in any thread.
         """
         return sorted(
             task.get_name()
@@ -240,13 +244,15 @@ class LoopThread:
         cleanup: Callable[[], Coroutine[Any, Any, object]] | None = None,
         end_timeout_s: float | None = None,
     ) -> bool:
-        """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the thread.
+        """Cancel all tasks, wait for them, so that no pending task is destroyed, and end the
+        thread.
 
         `Running.result` of work that has not ended then, as where a task blocks the loop, raises
         CancelledError: no thread waits for ever.
 
         Args:
-            cleanup: runs on the loop after all tasks, if the thread has started; its error is raised.
+            cleanup: runs on the loop after all tasks, if the thread has started; its error is
+                raised.
             end_timeout_s: limit of the tasks, in seconds; None: `END_TIMEOUT_S`.
 
         Returns False if a task has not ended within the limit.
@@ -254,8 +260,8 @@ class LoopThread:
         limit_s = END_TIMEOUT_S if end_timeout_s is None else end_timeout_s
         with self._starts:
             self.closed = True
-        # The garbage collector may end the owner of a loop in the loop's own thread, which cannot wait for
-        # itself.
+        # The garbage collector may end the owner of a loop in the loop's own thread, which cannot
+        # wait for itself.
         if threading.current_thread() is self._thread:
             self._loop.stop()
             return True
@@ -283,8 +289,8 @@ class LoopThread:
 def frame_of(thread: threading.Thread) -> FrameType | None:
     """Return the innermost frame of a thread, None if it has ended.
 
-    No garbage collection begins meanwhile: it would stop the process for ever in Python before 3.11.9
-    (python/cpython#106883).
+    No garbage collection begins meanwhile: it would stop the process for ever in Python before
+    3.11.9 (python/cpython#106883).
     """
     with _reads_frames:
         enabled = gc.isenabled()

@@ -18,18 +18,19 @@ def peak_memory(device: str) -> dict[str, float]:
     return peaks
 
 
-# Option of glibc's mallopt, and the size from which a block is mapped alone, so that it is given back when it
-# is freed.
+# Option of glibc's mallopt, and the size from which a block is mapped alone, so that it is given
+# back when it is freed.
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES = 2**20
 
 
 def give_back_freed_blocks() -> None:
-    """Let freed blocks of 1 MiB or more go back to the system at once, where the C library is glibc.
+    """Let freed blocks of 1 MiB or more go back to the system at once, where the C library is
+    glibc.
 
-    By default it keeps blocks of up to 32 MiB in a heap, which the tensors of a training pass, of many sizes,
-    cut into pieces: the process then holds up to twice what lives at a time. New pages cost time, so it pays
-    for large models alone.
+    By default it keeps blocks of up to 32 MiB in a heap, which the tensors of a training pass, of
+    many sizes, cut into pieces: the process then holds up to twice what lives at a time. New pages
+    cost time, so it pays for large models alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

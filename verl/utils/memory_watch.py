@@ -1,8 +1,8 @@
-"""The process that `host_memory.kills_are_told` starts. It says on stderr that the kernel has killed another
-one for lack of memory, and what that held.
+"""The process that `host_memory.kills_are_told` starts. It says on stderr that the kernel has
+killed another one for lack of memory, and what that held.
 
-Every run starts one, so it is a script that imports little: `pathlib` and `subprocess` would take three times
-as long as it does.
+Every run starts one, so it is a script that imports little: `pathlib` and `subprocess` would take
+three times as long as it does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ GIB = 2**30
 
 
 def kills_in(file: str) -> int:
-    """Return the kills for lack of memory that a file of a control group, or /proc/vmstat, counts; 0 if it
-    says none.
+    """Return the kills for lack of memory that a file of a control group, or /proc/vmstat, counts;
+    0 if it says none.
     """
     try:
         with open(file, encoding="utf-8") as lines:
@@ -56,14 +56,14 @@ def watch(pid: int, ways: str, counter: str, of_group: bool, limit: int) -> None
     time.sleep(SECONDS)
     if kills_in(counter) > before:
         sys.stderr.write(
-            f"error: the system {'' if of_group else 'probably '}killed this run for lack of memory: it held "
-            f"{peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB; {ways}\n"
+            f"error: the system {'' if of_group else 'probably '}killed this run for lack of "
+            f"memory: it held {peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB; {ways}\n"
         )
 
 
 def _held_with_children(pid: int) -> int:
-    """Return the resident bytes of a process and of all that it has started; memory that they share counts
-    once in each.
+    """Return the resident bytes of a process and of all that it has started; memory that they share
+    counts once in each.
     """
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def did_you_mean(name: object, valid_names: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever its case,
-    or an empty string.
+    """Return `; did you mean 'x'?` for the known name nearest to `name`, if none is near whatever
+    its case, or an empty string.
     """
     # of the longest name that a client may send, the comparison takes seconds
     names = list(valid_names)
@@ -30,7 +30,9 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name of lower-case letters, digits and underscores only, for folders, metrics and adapters."""
+    """Return a name of lower-case letters, digits and underscores only, for folders, metrics and
+    adapters.
+    """
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
@@ -40,8 +42,8 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def own_key(config: Any, name: str, default: Any) -> Any:
-    """Return the value of a key of a config (dict, OmegaConf or dataclass); `default` if there is no config
-    or it lacks the key.
+    """Return the value of a key of a config (dict, OmegaConf or dataclass); `default` if there is
+    no config or it lacks the key.
     """
     if config is None:
         return default

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """Split indices into `k_partitions` parts with nearly equal sums, by Karmarkar and Karp's largest
-    differencing.
+    """Split indices into `k_partitions` parts with nearly equal sums, by Karmarkar and Karp's
+    largest differencing.
 
     Args:
         seqlen_list: tokens of each sequence.
@@ -21,16 +21,16 @@ def get_seqlen_balanced_partitions(
         one sorted list of indices per part; the same input gives the same output.
 
     Raises:
-        ValueError: fewer sequences than parts, or `equal_size` with a number of sequences that is no multiple
-            of `k_partitions`.
+        ValueError: fewer sequences than parts, or `equal_size` with a number of sequences that is
+            no multiple of `k_partitions`.
     """
     count = len(seqlen_list)
     if k_partitions < 1 or count < k_partitions:
         raise ValueError(f"cannot split {count} sequences into {k_partitions} parts, none of them empty")
     if equal_size and count % k_partitions:
         raise ValueError(
-            f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to a "
-            "multiple first"
+            f"{count} sequences do not divide into {k_partitions} parts of equal size; pad them to "
+            "a multiple first"
         )
     order = sorted(range(count), key=lambda i: (-int(seqlen_list[i]), i))
     if equal_size:
@@ -44,7 +44,9 @@ def get_seqlen_balanced_partitions(
 
 
 def _difference(tuples: list[list[list[int]]], lengths: Sequence[int]) -> list[list[int]]:
-    """Merge the two solutions of largest spread, heaviest part with lightest, until one solution is left."""
+    """Merge the two solutions of largest spread, heaviest part with lightest, until one solution is
+    left.
+    """
     heap = []
     for serial, parts in enumerate(tuples):
         sums = [sum(int(lengths[i]) for i in part) for part in parts]

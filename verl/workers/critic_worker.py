@@ -42,7 +42,9 @@ class CriticWorker(EngineWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
     def compute_values(self, data: DataProto) -> DataProto:
-        """Return values under the current weights: `values` `[bsz, response_len]`, zero where masked."""
+        """Return values under the current weights: `values` `[bsz, response_len]`, zero where
+        masked.
+        """
         return DataProto.from_dict(
             tensors={"values": self.engine.value_all(rows_of(data), self._micro_batches)}
         )
@@ -52,7 +54,8 @@ class CriticWorker(EngineWorker):
     def update_critic(self, data: DataProto) -> DataProto:
         """Update the critic on this rank's rows; see `update_values` for the columns.
 
-        `meta_info` may hold `num_mini_batches`, `shuffle_seed`, `first_update` and `loss_scale_factor`.
+        `meta_info` may hold `num_mini_batches`, `shuffle_seed`, `first_update` and
+        `loss_scale_factor`.
 
         Returns:
             a batch without rows; `meta_info["metrics"]` is over all ranks.

@@ -62,7 +62,9 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_total_training_steps(self, total_steps: int, adapter: str | None = None) -> None:
-        """Set the total number of optimizer steps of the schedule of one adapter, or of all schedules."""
+        """Set the total number of optimizer steps of the schedule of one adapter, or of all
+        schedules.
+        """
         if adapter is None:
             self.engine.set_total_steps(total_steps)
             return
@@ -71,8 +73,8 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, path: str, save_hf: bool) -> None:
-        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy that plain
-        transformers loads.
+        """Write parameters, optimizer, schedule and random state to `path`; `save_hf` adds a copy
+        that plain transformers loads.
 
         If the tokenizer cannot be loaded, the copy has none and a warning is logged.
 
@@ -89,7 +91,9 @@ class EngineWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:
-        """Restore the state from `path`. Raises CheckpointError when it is missing or of another model."""
+        """Restore the state from `path`. Raises CheckpointError when it is missing or of another
+        model.
+        """
         load_engine(self.engine, path)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

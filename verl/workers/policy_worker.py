@@ -1,5 +1,5 @@
-"""The worker of one model: one policy, or the policies that are adapters on it, and optionally the frozen
-reference.
+"""The worker of one model: one policy, or the policies that are adapters on it, and optionally the
+frozen reference.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ LARGE_MODEL = 50_000_000
 
 
 class PolicyWorker(EngineWorker):
-    """Scores and updates one policy, or several that are adapters on one base; every method is called on all
-    ranks of the worker group.
+    """Scores and updates one policy, or several that are adapters on one base; every method is
+    called on all ranks of the worker group.
 
-    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the controller calls
-    one after the other, so that all ranks run them in the same order, whatever rows they have.
+    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the
+    controller calls one after the other, so that all ranks run them in the same order, whatever
+    rows they have.
 
     Args:
         config: everything under `actor_rollout_ref`; with adapters that of the base.
-        use_reference: also hold a frozen copy of the initial model; for adapters the base is the reference.
-        adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the model
-            itself.
-        engine_ranks: number of rollout workers that weights are sent to; None: as many as there are ranks
-            here.
+        use_reference: also hold a frozen copy of the initial model; for adapters the base is the
+            reference.
+        adapters: everything under `actor_rollout_ref` for each adapter, by name; empty trains the
+            model itself.
+        engine_ranks: number of rollout workers that weights are sent to; None: as many as there are
+            ranks here.
         seed, device, num_threads, plugins: see `EngineWorker`.
     """
 
@@ -102,8 +104,8 @@ class PolicyWorker(EngineWorker):
             )
 
     def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
-        """Return the adapter that a batch belongs to, None when the model itself is trained, and its
-        config.
+        """Return the adapter that a batch belongs to, None when the model itself is trained, and
+        its config.
         """
         name = data.meta_info.get("adapter")
         if name not in self._adapters if self._adapters else name is not None:
@@ -119,8 +121,8 @@ class PolicyWorker(EngineWorker):
         """Return log-probs under the current weights: `old_log_probs` and `entropys`, both
         `[bsz, response_len]`, zero where masked.
 
-        With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the squared
-        probabilities.
+        With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the
+        squared probabilities.
         """
         adapter, config = self._adapter_of(data)
         cfg = config.rollout
@@ -168,8 +170,8 @@ class PolicyWorker(EngineWorker):
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
-            a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is this
-            rank's.
+            a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is
+            this rank's.
         """
         adapter, config = self._adapter_of(data)
         cfg = config.actor
@@ -193,15 +195,17 @@ class PolicyWorker(EngineWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:
-        """Return the next bucket of unsharded parameters, in the rollout engine's dtype; None after the last.
+        """Return the next bucket of unsharded parameters, in the rollout engine's dtype; None after
+        the last.
 
-        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied parameters are sent
-        once. All ranks call this together; rank 0 returns the bucket, the others None, unless the transfer
-        sends from every rank.
+        It holds at most `rollout.update_bucket_mb`, or one parameter that is larger; tied
+        parameters are sent once. All ranks call this together; rank 0 returns the bucket, the
+        others None, unless the transfer sends from every rank.
 
         Args:
             restart: start with the first bucket.
-            adapter: send its parameters, by their names in PEFT's files; None sends those of the model.
+            adapter: send its parameters, by their names in PEFT's files; None sends those of the
+                model.
         """
         if restart or self._buckets is None:
             self._release_all_but(0)
@@ -210,7 +214,8 @@ class PolicyWorker(EngineWorker):
         if tensors is None or not self._sends:
             return None
         self._release_all_but(BUCKETS - 1)
-        # Every process of the engines receives, or one rollout worker of each, as always of an adapter.
+        # Every process of the engines receives, or one rollout worker of each, as always of an
+        # adapter.
         to_all = self._transfer.direct and adapter is None
         engines = self._engine_ranks // self.config.rollout.tensor_model_parallel_size
         bucket = send_bucket(self._transfer, tensors, self._engine_ranks if to_all else engines)

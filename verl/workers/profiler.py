@@ -1,8 +1,8 @@
-"""Traces of the calls of a worker by `torch.profiler`: one file for each recorded step, or run of steps, and
-rank.
+"""Traces of the calls of a worker by `torch.profiler`: one file for each recorded step, or run of
+steps, and rank.
 
-The controller puts a `Trace` into the batch of a call that is to be recorded; other calls only look whether
-there is one.
+The controller puts a `Trace` into the batch of a call that is to be recorded; other calls only look
+whether there is one.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Trace:
 
 
 class TraceWriter:
-    """Adds the events of every recorded call of this process to the file of its trace; a file of an earlier
-    run is replaced.
+    """Adds the events of every recorded call of this process to the file of its trace; a file of an
+    earlier run is replaced.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""A change of all weights in place, undone to the bit without a second copy: shows whether an engine gets
-what is sent.
+"""A change of all weights in place, undone to the bit without a second copy: shows whether an
+engine gets what is sent.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import torch
 from verl.workers.engine.fsdp_engine import FSDPEngine
 from verl.workers.engine.sharding import free_gathered, local
 
-# The sign of every such element of a row changes, beginning with one that depends on the tensor's name.
+# The sign of every such element of a row changes, beginning with one that depends on the tensor's
+# name.
 STRIDE = 3
 # Value of tensors that are zero, as the second factor of an adapter is at first.
 FILL = 0.1
 
 
 class WeightChange:
-    """Changes the sign of a third of the elements of every tensor that is sent, and fills tensors of zeros.
+    """Changes the sign of a third of the elements of every tensor that is sent, and fills tensors
+    of zeros.
 
-    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a factor per
-    tensor it is not cancelled by the normalisation that follows. The positions differ between tensors, so
-    that the signs of two tensors that are multiplied differ too.
+    A change of signs is exact in every dtype, overflows nowhere and is its own inverse; unlike a
+    factor per tensor it is not cancelled by the normalisation that follows. The positions differ
+    between tensors, so that the signs of two tensors that are multiplied differ too.
 
     Args:
         engine: the trained model; its optimizers are not read.

@@ -1,5 +1,5 @@
-"""The environment: it asks for a text of a certain length; the reward is higher the nearer the text is to
-that length.
+"""The environment: it asks for a text of a certain length; the reward is higher the nearer the text
+is to that length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ class MyFlowEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        draft_reward: local reward of the Writer for a draft of the right length; the team's reward is shared.
+        draft_reward: local reward of the Writer for a draft of the right length; the team's reward
+            is shared.
     """
 
     draft_reward: float = 0.5

@@ -12,25 +12,26 @@ import sys
 from types import CodeType
 from typing import Any
 
-# Judges of APPS and LiveCodeBench, and verl's, import these modules and all of their names. Of equal names
-# those of the first count.
+# Judges of APPS and LiveCodeBench, and verl's, import these modules and all of their names. Of
+# equal names those of the first count.
 USUAL_MODULES = (
     "collections", "typing", "math", "itertools", "functools", "heapq", "bisect", "operator", "string", "re",
     "copy", "datetime", "json",
     "io", "sys",
 )  # fmt: skip
-# Likewise, but they are imported only for programs that mention one of the names, since that takes long.
+# Likewise, but they are imported only for programs that mention one of the names, since that takes
+# long.
 SLOW_MODULES = {
     "random": "betavariate choice choices expovariate gammavariate gauss getrandbits getstate lognormvariate normalvariate paretovariate "
-    "randbytes randint random randrange sample seed setstate shuffle triangular uniform vonmisesvariate "
-    "weibullvariate Random SystemRandom",
+    "randbytes randint random randrange sample seed setstate shuffle triangular uniform "
+    "vonmisesvariate weibullvariate Random SystemRandom",
     "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
     "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
 }
 # For functions, judges raise the limit of 1000 calls, too.
 CALLS_DEEP = 50_000
-# Of a program's names those that it has not defined, such as `add` of operator: none of them is its tested
-# function.
+# Of a program's names those that it has not defined, such as `add` of operator: none of them is its
+# tested function.
 GIVEN = "_usual_names"
 # LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
@@ -69,8 +70,8 @@ def allow_deep_calls() -> None:
 
 
 def find_function(main: dict[str, Any], path: str) -> Any:
-    """Return a program's function `name`, or the method `Class.name` of a new instance; if it has not the
-    one, the other.
+    """Return a program's function `name`, or the method `Class.name` of a new instance; if it has
+    not the one, the other.
 
     Raises:
         NameError: the program defines neither.

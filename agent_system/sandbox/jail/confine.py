@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from . import kernel, landlock, stacks, tree
 
 STACK_BYTES = 64 << 20
-# No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here, their size
-# by the filter.
+# No memory limit counts the kernel's buffers of sockets and pipes: their number is bounded here,
+# their size by the filter.
 OPEN_FILES = 64
 # Pending timers and signals use kernel memory.
 PENDING_SIGNALS = 256
-# Processes and threads that the same user may start elsewhere while a test runs without using up the test's
-# limit.
+# Processes and threads that the same user may start elsewhere while a test runs without using up
+# the test's limit.
 OTHER_THREADS = 1000
 
 
@@ -31,9 +31,9 @@ class Confinement(NamedTuple):
         uid: user to become; None keeps the user.
         readable: paths that can be read with `landlock`.
         writable: likewise files that can be written; the folder of a run is another.
-        counted: number of processes and threads of the same user outside the program, which the process limit
-            counts too; None if it varies: then the watcher counts those of the run, and the kernel's limit is
-            only a ceiling between its looks.
+        counted: number of processes and threads of the same user outside the program, which the
+            process limit counts too; None if it varies: then the watcher counts those of the run,
+            and the kernel's limit is only a ceiling between its looks.
         overhead_bytes: address space in use before the program starts.
     """
 
@@ -48,8 +48,8 @@ class Confinement(NamedTuple):
 
 
 def confine_worker() -> None:
-    """Apply the restrictions that are the same for every program and that the starting processes can live
-    with.
+    """Apply the restrictions that are the same for every program and that the starting processes
+    can live with.
     """
     kernel.no_new_privileges()
     kernel.never_gain_capabilities()
@@ -78,7 +78,8 @@ def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
-    """Confine this process, which then becomes the program. Raise OSError naming the step that failed.
+    """Confine this process, which then becomes the program. Raise OSError naming the step that
+    failed.
 
     Args:
         how: the isolation.

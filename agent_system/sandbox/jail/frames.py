@@ -1,5 +1,5 @@
-"""Messages on a pipe: lengths, a JSON object (no bytes for an empty one) and binary blobs. Both ends use this
-file.
+"""Messages on a pipe: lengths, a JSON object (no bytes for an empty one) and binary blobs. Both
+ends use this file.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def read_frame(fd: int) -> tuple[dict[str, Any], list[bytes]]:
 
 
 class FrameReader:
-    """Buffered reader of messages; it must be the only reader of its pipe. A short message is a single system
-    call.
+    """Buffered reader of messages; it must be the only reader of its pipe. A short message is a
+    single system call.
     """
 
     def __init__(self, fd: int) -> None:
@@ -66,8 +66,8 @@ class FrameReader:
         self._held = bytearray()
 
     def read(self, wait: Callable[[int], None]) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the next message; raise as `read_frame`. `wait` is called before each read and may raise to
-        abort.
+        """Return the next message; raise as `read_frame`. `wait` is called before each read and may
+        raise to abort.
         """
         return _message(functools.partial(self._take, wait))
 

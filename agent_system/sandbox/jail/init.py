@@ -1,7 +1,9 @@
-"""The first process of a job: runs its tests one after the other, each in its own process and folder.
+"""The first process of a job: runs its tests one after the other, each in its own process and
+folder.
 
-It is process 1 of the job's process namespace where there is one. It holds the channel to the trainer, which
-programs must not reach. Tests arrive one at a time, so that a program never has a later test in its memory.
+It is process 1 of the job's process namespace where there is one. It holds the channel to the
+trainer, which programs must not reach. Tests arrive one at a time, so that a program never has a
+later test in its memory.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ NO_MORE_JOBS = 3
 
 
 def serve(context: JobContext) -> NoReturn:
-    """Run one job from the commands and exit; with status `NO_MORE_JOBS` when the trainer has closed the
-    channel.
+    """Run one job from the commands and exit; with status `NO_MORE_JOBS` when the trainer has
+    closed the channel.
     """
     # Process 1 receives only those signals from its own namespace for which it has a handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -36,7 +36,8 @@ LAST_CAPABILITY = 63
 _CAPSET_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
-# PyDLL holds the interpreter's lock during a call: the single thread of a child made by `clone` must hold it.
+# PyDLL holds the interpreter's lock during a call: the single thread of a child made by `clone`
+# must hold it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _ZERO = ctypes.c_ulong(0)
@@ -63,8 +64,8 @@ def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _
 def fork() -> int:
     """Fork a single-threaded process without running the fork handlers of Python's modules.
 
-    The handlers have no effect without other threads, and the memory pages they touch cost more than the
-    fork. The caller reseeds random generators in the child.
+    The handlers have no effect without other threads, and the memory pages they touch cost more
+    than the fork. The caller reseeds random generators in the child.
     """
     if not hasattr(_libc, "_Fork"):  # glibc 2.34
         return os.fork()
@@ -131,7 +132,7 @@ def drop_capabilities() -> None:
 
 
 def no_new_privileges() -> None:
-    """Prevent programs executed later from gaining privileges; an unprivileged process needs this for seccomp
-    and Landlock.
+    """Prevent programs executed later from gaining privileges; an unprivileged process needs this
+    for seccomp and Landlock.
     """
     prctl("PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1)

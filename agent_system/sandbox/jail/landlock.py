@@ -59,7 +59,8 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
     abi_version = version()
     rights = FILE_RIGHTS[min(abi_version, len(FILE_RIGHTS) - 1)]
     scope = SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if abi_version >= SCOPED_FROM else 0
-    # Fields: file rights, network rights, scope. Kernels that do not know the later ones reject them.
+    # Fields: file rights, network rights, scope. Kernels that do not know the later ones reject
+    # them.
     attributes = (
         struct.pack("=QQQ", rights, 0, scope) if abi_version >= SCOPED_FROM else struct.pack("=Q", rights)
     )

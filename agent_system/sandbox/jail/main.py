@@ -1,5 +1,5 @@
-"""The process that the trainer starts: it starts the warden, then watches from outside the memory and disk
-use of programs.
+"""The process that the trainer starts: it starts the warden, then watches from outside the memory
+and disk use of programs.
 
 python -S -s -c "... from jail.main import main; main()"      # commands on stdin, results on stdout
 """
@@ -16,8 +16,8 @@ from . import frames, kernel, preload, scratch, tree, warden
 from .place import ALARM, COMMANDS, RESULTS, WATCH, kill_below
 
 LOOK_EVERY_S = 0.05
-# User ids that no system assigns: one per worker, so that the processes of different workers are counted
-# separately.
+# User ids that no system assigns: one per worker, so that the processes of different workers are
+# counted separately.
 FIRST_UID = 1_500_000_000
 
 
@@ -72,8 +72,8 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
 
 
 def _map_users(pid: int, uid: int | None) -> None:
-    """Map the users of the warden's user namespace: root and a separate user if this process is root, else
-    only its own user.
+    """Map the users of the warden's user namespace: root and a separate user if this process is
+    root, else only its own user.
     """
     if uid is None:
         _write(pid, "setgroups", "deny")
@@ -98,8 +98,8 @@ def _address_space_bytes() -> int:
 
 
 def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
-    """Measure the processes of the running test, and send its init an alarm when they exceed a limit; return
-    when the warden ends.
+    """Measure the processes of the running test, and send its init an alarm when they exceed a
+    limit; return when the warden ends.
     """
     poller = select.poll()
     poller.register(watch, select.POLLIN)
@@ -124,8 +124,8 @@ def _watch(watch: int, alarm: int, settings: warden.Settings) -> None:
 
 
 def _usage() -> tuple[int, int]:
-    """Return the memory of the test's processes in bytes, beyond the memory each started with, and their
-    number, threads included.
+    """Return the memory of the test's processes in bytes, beyond the memory each started with, and
+    their number, threads included.
     """
     warden_pid = tree.children(os.getpid())[:1]
     job = [pid for parent in warden_pid for pid in tree.children(parent)[:1]]

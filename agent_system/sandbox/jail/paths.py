@@ -15,8 +15,8 @@ def search_path(stdlib: str, packages: str) -> tuple[str, ...]:
 
 
 def reachable(uid: int | None, paths: dict[str, str]) -> dict[str, str]:
-    """Return the paths, with open descriptors in place of those below a folder that the program's user may
-    not enter.
+    """Return the paths, with open descriptors in place of those below a folder that the program's
+    user may not enter.
     """
     reachable_paths = {}
     for name, path in paths.items():

@@ -1,5 +1,5 @@
-"""The context of a job's init: channels to the trainer and the watcher, and functions that confine and kill
-programs.
+"""The context of a job's init: channels to the trainer and the watcher, and functions that confine
+and kill programs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .streams import Streams
 
 COMMANDS = 0
 RESULTS = 1
-# To the watcher: number of the run (0: it is over), limits of memory and disk in bytes, and of processes (0:
-# not watched).
+# To the watcher: number of the run (0: it is over), limits of memory and disk in bytes, and of
+# processes (0: not watched).
 WATCH = struct.Struct("!QQQQ")
 # From the watcher: number of the run, the limit that it exceeds.
 ALARM = struct.Struct("!Qc")

@@ -1,9 +1,10 @@
-"""Imports of programs: the standard library and the configured packages; frequently used modules are loaded
-once for all runs.
+"""Imports of programs: the standard library and the configured packages; frequently used modules
+are loaded once for all runs.
 
-C modules that need a system library must be loaded here, because a program's file system view has no such
-library. Every mapped library and every touched page makes each run slower, so only modules that small
-programs use are loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are not, and cannot be imported.
+C modules that need a system library must be loaded here, because a program's file system view has
+no such library. Every mapped library and every touched page makes each run slower, so only modules
+that small programs use are loaded: `ssl`, `sqlite3`, `bz2` and `lzma` are not, and cannot be
+imported.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LEFT_OUT = ("_hashlib", "_ssl")
 
 
 def preload(packages: Sequence[str]) -> None:
-    """Import frequently used modules and `packages`. Raise ImportError when one of `packages` cannot be
-    imported.
+    """Import frequently used modules and `packages`. Raise ImportError when one of `packages`
+    cannot be imported.
     """
     hidden = {name: sys.modules.get(name) for name in LEFT_OUT}
     sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]
@@ -54,8 +55,8 @@ def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:
     """Change the folders of later imports.
 
     Args:
-        moved: folder at the time of loading -> folder as programs see it, for packages that are already
-            loaded.
+        moved: folder at the time of loading -> folder as programs see it, for packages that are
+            already loaded.
         path: the new `sys.path`.
     """
     for module in list(sys.modules.values()):

@@ -1,5 +1,5 @@
-"""The process of the program: takes its streams, is confined, compiles and runs the program, and reports how
-it ended.
+"""The process of the program: takes its streams, is confined, compiles and runs the program, and
+reports how it ended.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_DESCRIPTORS = 1 << 16
 # In characters, since a line of the program can be as long as the program.
 MAX_TRACEBACK_CHARS = 8000
 RETURNED = b'{"end": "returned"}'
-# Kinds of messages to the job's init before the program runs: an error, or the compiled program, which later
-# tests reuse.
+# Kinds of messages to the job's init before the program runs: an error, or the compiled program,
+# which later tests reuse.
 FAILED = b"f"
 COMPILED = b"c"
 MAX_COMPILED_BYTES = 1 << 15
@@ -47,12 +47,12 @@ def start(
     Args:
         source: the program's text.
         compiled: its code, compiled by an earlier test; empty if there is none.
-        test: `mode` (call | compile; empty just runs), for a call `function`, `args` and `kwargs`, and
-            `usual_names`.
-        pipes: descriptors, all above `STATUS_FD`, of stdin, stdout, stderr, and for the end report, a JSON
-            object.
-        setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before the
-            program runs; it never blocks, and is closed for the program.
+        test: `mode` (call | compile; empty just runs), for a call `function`, `args` and `kwargs`,
+            and `usual_names`.
+        pipes: descriptors, all above `STATUS_FD`, of stdin, stdout, stderr, and for the end report,
+            a JSON object.
+        setup: descriptor for `FAILED` and an error, or `COMPILED`, the length and the code, before
+            the program runs; it never blocks, and is closed for the program.
         keep: other descriptors that stay open, ascending.
         confine: confines this process.
     """
@@ -112,8 +112,8 @@ def _run(source: str, bytecode: bytes, test: dict[str, Any], setup: int) -> NoRe
 
 
 def _compile(source: str, setup: int) -> CodeType:
-    """Compile the program and send the code to the init as well: no code of the program has run yet, so it
-    cannot be forged.
+    """Compile the program and send the code to the init as well: no code of the program has run
+    yet, so it cannot be forged.
     """
     compiled = compile(source, NAME, "exec", dont_inherit=True)
     try:
@@ -130,7 +130,9 @@ def _compile(source: str, setup: int) -> CodeType:
 
 
 def compiled_code(message: bytes) -> bytes:
-    """Return the compiled program in a setup message; empty if there is none, or it is not complete."""
+    """Return the compiled program in a setup message; empty if there is none, or it is not
+    complete.
+    """
     complete = message[:1] == COMPILED and int.from_bytes(message[1:5]) == len(message) - 5
     return message[5:] if complete else b""
 
@@ -198,8 +200,8 @@ def _flush() -> None:
 
 
 def _remove_names(module: ModuleType) -> None:
-    """Remove the program's names in the order of the interpreter: files are written to their ends, and
-    objects may print a last time.
+    """Remove the program's names in the order of the interpreter: files are written to their ends,
+    and objects may print a last time.
     """
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
@@ -213,7 +215,9 @@ def _remove_names(module: ModuleType) -> None:
 
 
 def _finish(code: int, report: dict[str, Any], module: ModuleType) -> NoReturn:
-    """Exit as an interpreter does (threads, exit handlers, buffers, names), after writing the end report."""
+    """Exit as an interpreter does (threads, exit handlers, buffers, names), after writing the end
+    report.
+    """
     for last in (_join_threads, atexit._run_exitfuncs, _flush, lambda: _remove_names(module), _flush):
         try:
             last()

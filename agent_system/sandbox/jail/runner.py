@@ -1,8 +1,8 @@
-"""Runs the tests of a job: starts each program with its input, reads its output, ends it, reaps all of its
-processes, and reports.
+"""Runs the tests of a job: starts each program with its input, reads its output, ends it, reaps all
+of its processes, and reports.
 
-Memory pages that this process touches are copied for every program that it forks, so it does little and
-imports few modules.
+Memory pages that this process touches are copied for every program that it forks, so it does little
+and imports few modules.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from . import frames, kernel, program
 from .place import ALARM, ALARMS, COMMANDS, RESULTS, WATCH, JobContext
 
-# To the trainer, before the program's output: index in `STOPPED`, exit status, seconds of wall-clock time,
-# seconds of CPU time.
+# To the trainer, before the program's output: index in `STOPPED`, exit status, seconds of
+# wall-clock time, seconds of CPU time.
 REPORT = struct.Struct("!bidd")
 STOPPED = (None, "timeout", "output", "memory", "disk", "processes")
 CHUNK = 65536
 LOOK_EVERY_S = 0.05
-# Most programs end within this time; their output is read at once then. What a pipe cannot take waits
-# so long.
+# Most programs end within this time; their output is read at once then. What a pipe cannot take
+# waits so long.
 WITHOUT_LOOK_S = 0.01
 WITHOUT_DESCRIPTOR_S = 0.005
 
@@ -33,11 +33,12 @@ class Runner:
 
     Attributes:
         number: number of the run, unique in this worker: a late alarm must not end another run.
-        stopped: why the test was ended by the runner; None while it runs and when it ended by itself.
+        stopped: why the test was ended by the runner; None while it runs and when it ended by
+            itself.
         status: exit status of its process, negative for a signal; None while it runs.
         cpu_s: CPU time of its processes that have ended.
-        compiled: the program as compiled by the first test; only processes of the program load it. Empty
-            before.
+        compiled: the program as compiled by the first test; only processes of the program load it.
+            Empty before.
     """
 
     def __init__(self, context: JobContext, source: str, limits: dict[str, Any]) -> None:
@@ -108,8 +109,8 @@ class Runner:
         frames.write_frame(RESULTS, {}, report, *outputs.values(), failure)
 
     def _read_setup(self, setup: int) -> bytes:
-        """Keep the compiled program of the first test that sends one; return the error if the program could
-        not be started.
+        """Keep the compiled program of the first test that sends one; return the error if the
+        program could not be started.
         """
         if self.compiled and self.status != program.SETUP_FAILED:
             return b""
@@ -158,8 +159,8 @@ class Runner:
         return bool(chunk)
 
     def _ask_to_watch(self) -> None:
-        """Ask the watcher to measure the run; not at its start, since most programs end before the first
-        measurement.
+        """Ask the watcher to measure the run; not at its start, since most programs end before the
+        first measurement.
         """
         if not self.watched:
             self.watched = True
@@ -195,8 +196,8 @@ class Runner:
 
 
 def _exit_descriptor(pid: int) -> int | None:
-    """Return a descriptor that is readable once the process has ended; None where the system has none (Linux
-    before 5.3).
+    """Return a descriptor that is readable once the process has ended; None where the system has
+    none (Linux before 5.3).
     """
     try:
         return os.pidfd_open(pid)

@@ -1,5 +1,5 @@
-"""The writable folder of programs where it is a folder of the host: emptied and measured whatever a program
-left in it.
+"""The writable folder of programs where it is a folder of the host: emptied and measured whatever a
+program left in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ MAX_ENTRIES = 200_000
 
 
 def empty(folder: str) -> None:
-    """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth does not
-    matter.
+    """Remove everything in a folder. Folders inside are moved up before they are emptied, so depth
+    does not matter.
     """
     number = 0
     os.chmod(folder, 0o700)  # the program may have removed the permission to list it
@@ -39,7 +39,9 @@ def empty(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with its contents, if it exists; of a link in its place, remove only the link."""
+    """Remove a folder with its contents, if it exists; of a link in its place, remove only the
+    link.
+    """
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             os.unlink(folder)
@@ -49,8 +51,8 @@ def remove(folder: str) -> None:
 
 
 def used_bytes(folder: str) -> int:
-    """Return the disk space used below a folder in bytes, at least `ENTRY_BYTES` per entry; stop counting at
-    `MAX_ENTRIES`.
+    """Return the disk space used below a folder in bytes, at least `ENTRY_BYTES` per entry; stop
+    counting at `MAX_ENTRIES`.
     """
     total = entries = 0
     folders = [folder]

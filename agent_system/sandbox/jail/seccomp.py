@@ -1,9 +1,9 @@
 """The filter of system calls: a list of allowed calls, assembled as classic BPF.
 
-The kernel compiles a filter and evaluates it for every call number when it is installed. The filter is
-therefore short, finds the numbers by binary search, and has two parts: the first is installed once for a
-worker and leaves `syscalls.STARTING` to it; the second, a few instructions about those calls, is installed
-before every program. Of two answers the kernel takes the stricter one.
+The kernel compiles a filter and evaluates it for every call number when it is installed. The filter
+is therefore short, finds the numbers by binary search, and has two parts: the first is installed
+once for a worker and leaves `syscalls.STARTING` to it; the second, a few instructions about those
+calls, is installed before every program. Of two answers the kernel takes the stricter one.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ NAMESPACES = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )
 AF_UNIX = 1
-# SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM: such a
-# socket of a pair can send to any named socket of the host.
+# SOCK_STREAM and SOCK_SEQPACKET, each with any of SOCK_NONBLOCK and SOCK_CLOEXEC. Not SOCK_DGRAM:
+# such a socket of a pair can send to any named socket of the host.
 SOCKETS = tuple(kind | flags for kind in (1, 5) for flags in (0, 0x800, 0x80000, 0x80800))
 O_TRUNC = 0o1000
 O_WRONLY = 1
 O_RDWR = 2
 MAP_SHARED = 1
 MAP_ANONYMOUS = 0x20
-# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals answer "not a
-# terminal".
+# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, which Python itself uses on files. Requests to terminals
+# answer "not a terminal".
 IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450)
-# Duplication, flags, the size of a pipe (not F_SETPIPE_SZ: no memory limit counts a pipe's contents).
-# F_SETOWN with F_SETSIG could send any signal to any process of the same user; for locks see
-# `syscalls.REFUSED`.
+# Duplication, flags, the size of a pipe (not F_SETPIPE_SZ: no memory limit counts a pipe's
+# contents). F_SETOWN with F_SETSIG could send any signal to any process of the same user; for locks
+# see `syscalls.REFUSED`.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_NO_NEW_PRIVS
 PRCTLS = (15, 16, 3, 39)
@@ -94,10 +94,10 @@ def assemble(machine: str, signals: bool, changes: bool) -> Filter:
 
     Args:
         machine: `x86_64` or `aarch64`. The x32 and 32-bit calls of x86-64 end the process.
-        signals: programs may send signals; False where nothing else protects processes outside the sandbox
-            from them.
-        changes: programs may use `syscalls.FILE_CHANGES`; False where they can name files outside the
-            sandbox.
+        signals: programs may send signals; False where nothing else protects processes outside the
+            sandbox from them.
+        changes: programs may use `syscalls.FILE_CHANGES`; False where they can name files outside
+            the sandbox.
     """
     by_arguments = syscalls.numbers(syscalls.BY_ARGUMENTS, machine)
     answers: dict[int, Code] = {}
@@ -186,8 +186,8 @@ def _answer_by(index: int, values: Iterable[int], otherwise: int) -> Code:
 
 
 def _answer_open(index: int) -> Code:
-    """Return code that refuses O_TRUNC without write access, which Landlock allows before Linux 6.2; argument
-    `index` has the flags.
+    """Return code that refuses O_TRUNC without write access, which Landlock allows before Linux
+    6.2; argument `index` has the flags.
     """
     return [
         (LOAD, ARGUMENTS + 8 * index, 0, 0),

@@ -1,5 +1,5 @@
-"""The stacks of a program's threads: programs ask for more than their memory limit, of which they use
-little.
+"""The stacks of a program's threads: programs ask for more than their memory limit, of which they
+use little.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 
 
 def bound(most_bytes: int) -> None:
-    """Give new threads stacks of at most `most_bytes`, whatever a program asks for: a larger one would exceed
-    its limit at once.
+    """Give new threads stacks of at most `most_bytes`, whatever a program asks for: a larger one
+    would exceed its limit at once.
     """
     set_size = _thread.stack_size
     size = 0

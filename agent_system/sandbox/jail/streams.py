@@ -1,5 +1,5 @@
-"""The standard streams of programs: a file with the input and two named pipes, so that programs can open them
-by name as well.
+"""The standard streams of programs: a file with the input and two named pipes, so that programs can
+open them by name as well.
 
 They are made once for each worker, whose programs run one after the other.
 """
@@ -12,8 +12,8 @@ import sys
 from typing import NamedTuple
 
 NAMES = ("stdin", "stdout", "stderr")
-# Every user reads the input and writes to the pipes; only the descriptor of `Streams.writer` changes the
-# input.
+# Every user reads the input and writes to the pipes; only the descriptor of `Streams.writer`
+# changes the input.
 INPUT_MODE = 0o444
 PIPE_MODE = 0o622
 
@@ -41,7 +41,9 @@ class Streams(NamedTuple):
         return os.open(self.paths[0], os.O_RDONLY)
 
     def open_reader(self, index: int) -> int:
-        """Return a descriptor to read from a pipe; while it is open, the pipe can be opened for writing."""
+        """Return a descriptor to read from a pipe; while it is open, the pipe can be opened for
+        writing.
+        """
         # without a writer, others would wait for one
         reader = os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reader, True)
@@ -64,10 +66,11 @@ def make(folder: str, visible_folder: str) -> Streams:
 
 
 def open_all(streams: Streams) -> None:
-    """Create new `sys.stdin`, `sys.stdout` and `sys.stderr` over descriptors that are replaced before a
-    program runs.
+    """Create new `sys.stdin`, `sys.stdout` and `sys.stderr` over descriptors that are replaced
+    before a program runs.
 
-    They are as Python has them, but half a surrogate can be printed, which ends a program of plain Python.
+    They are as Python has them, but half a surrogate can be printed, which ends a program of plain
+    Python.
     """
     _open_stdin(streams)
     out = io.TextIOWrapper(_writer(1, "<stdout>"), encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -79,7 +82,8 @@ def open_all(streams: Streams) -> None:
 
 
 def _open_stdin(streams: Streams) -> None:
-    # A stream learns at its creation whether it can seek, so it is created over an input as programs get it.
+    # A stream learns at its creation whether it can seek, so it is created over an input as
+    # programs get it.
     stdin_copy = os.dup(0)
     input_fd = streams.open_input()
     os.dup2(input_fd, 0)

@@ -1,14 +1,15 @@
 """Numbers of system calls: those that a program may make, and those that are refused by name.
 
-Each entry is `name number-on-x86_64 number-on-aarch64`, `-` where the machine has no such call. Calls in no
-table fail with "not implemented", so that the C library can fall back to older ones.
+Each entry is `name number-on-x86_64 number-on-aarch64`, `-` where the machine has no such call.
+Calls in no table fail with "not implemented", so that the C library can fall back to older ones.
 """
 
 from __future__ import annotations
 
 MACHINES = ("x86_64", "aarch64")
 
-# Files, memory, threads, clocks, own identity, waiting, and pipes and socket pairs that are already open.
+# Files, memory, threads, clocks, own identity, waiting, and pipes and socket pairs that are already
+# open.
 ALLOWED = """
 read 0 63 | write 1 64 | close 3 57 | stat 4 - | fstat 5 80 | lstat 6 - | poll 7 - | lseek 8 62 | mprotect 10 226 | munmap 11 215
 brk 12 214 | rt_sigaction 13 134 | rt_sigprocmask 14 135 | rt_sigreturn 15 139 | pread64 17 67 | pwrite64 18 68 | readv 19 65
@@ -35,22 +36,22 @@ pwritev2 328 287 | statx 332 291 | rseq 334 293 | close_range 436 436 | faccessa
 getegid 108 177 | futex_waitv 449 449
 """
 
-# Not made, but return success: a program's data need not survive a crash, and these calls load every disk of
-# the host, `sync` without being interruptible by a signal.
+# Not made, but return success: a program's data need not survive a crash, and these calls load
+# every disk of the host, `sync` without being interruptible by a signal.
 IGNORED = """
 sync 162 81 | fsync 74 82 | fdatasync 75 83 | sync_file_range 277 84 | msync 26 227
 """
 
-# Change a file that its user owns or may write, by name or through a read-only descriptor. Landlock does not
-# check them (`truncate` only from Linux 6.2 on), so they are refused wherever a program can see files outside
-# the sandbox.
+# Change a file that its user owns or may write, by name or through a read-only descriptor. Landlock
+# does not check them (`truncate` only from Linux 6.2 on), so they are refused wherever a program
+# can see files outside the sandbox.
 FILE_CHANGES = """
 chmod 90 - | fchmod 91 52 | fchmodat 268 53 | utime 132 - | utimes 235 - | utimensat 280 88 | truncate 76 45
 """
 
-# Fail with "operation not permitted". `setsockopt` could enlarge a socket's buffer, which no memory limit
-# counts; socket pairs need none of its options. Locks of a device or library affect every process of the
-# host, and no limit bounds their number.
+# Fail with "operation not permitted". `setsockopt` could enlarge a socket's buffer, which no memory
+# limit counts; socket pairs need none of its options. Locks of a device or library affect every
+# process of the host, and no limit bounds their number.
 REFUSED = """
 socket 41 198 | connect 42 203 | bind 49 200 | listen 50 201 | accept 43 202 | accept4 288 242 | execve 59 221 | execveat 322 281
 ptrace 101 117 | process_vm_readv 310 270 | process_vm_writev 311 271 | kcmp 312 272 | pidfd_open 434 434 | pidfd_getfd 438 438
@@ -73,8 +74,8 @@ migrate_pages 256 238 | move_pages 279 239 | set_mempolicy 238 237 | vhangup 153
 process_mrelease 448 448 | mlock 149 228 | mlock2 325 284 | mlockall 151 230 | setsockopt 54 208 | flock 73 32
 """
 
-# Calls of the tables, some of them refused to programs, that start a program: its folder, user, limits and
-# confinement, and the end of its processes.
+# Calls of the tables, some of them refused to programs, that start a program: its folder, user,
+# limits and confinement, and the end of its processes.
 STARTING = """
 mount 165 40 | umount2 166 39 | chmod 90 - | fchmod 91 52 | fchmodat 268 53 | utimensat 280 88
 chown 92 - | fchownat 260 54 | setresuid 117 147 | setresgid 119 149 | capset 126 91 | prctl 157 167

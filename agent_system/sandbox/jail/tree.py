@@ -45,10 +45,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Return the private and shared memory of a process in bytes, without mapped files; 0 when it has ended.
+    """Return the private and shared memory of a process in bytes, without mapped files; 0 when it
+    has ended.
 
-    The first thread reports no memory once it has ended, even if other threads of the process still run, so
-    the others are read too.
+    The first thread reports no memory once it has ended, even if other threads of the process still
+    run, so the others are read too.
     """
     with suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
@@ -67,8 +68,8 @@ def threads(pid: int) -> int:
 
 
 def threads_of(uid: int) -> int:
-    """Return the number of threads of a user on the whole machine, which the process limit counts without a
-    user namespace.
+    """Return the number of threads of a user on the whole machine, which the process limit counts
+    without a user namespace.
     """
     total = 0
     for name in os.listdir("/proc"):

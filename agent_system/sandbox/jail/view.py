@@ -1,5 +1,5 @@
-"""The file system that a program sees in a mount namespace: library, packages, three devices, its streams and
-an empty /tmp.
+"""The file system that a program sees in a mount namespace: library, packages, three devices, its
+streams and an empty /tmp.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def mount_tmp(size_bytes: int, uid: int, gid: int) -> None:
 
 
 def _make_streams() -> streams.Streams:
-    """Make the streams in a file system that programs see read-only, and link the names that Linux has for
-    them.
+    """Make the streams in a file system that programs see read-only, and link the names that Linux
+    has for them.
     """
     folder = STAGE + STREAMS
     kernel.mount(

@@ -1,5 +1,5 @@
-"""The process that builds a worker's file system view and starts an init in it for every job; it never sees a
-program.
+"""The process that builds a worker's file system view and starts an init in it for every job; it
+never sees a program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .place import RESULTS, JobContext, kill_below, kill_namespace
 
 WORLD = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 JOB = CLONE_NEWPID | CLONE_NEWNS
-# In a user namespace: the user of programs, and the user that prepares the view if root on the host started
-# this process.
+# In a user namespace: the user of programs, and the user that prepares the view if root on the host
+# started this process.
 INSIDE = 1
 PREPARING = 0
 
@@ -61,8 +61,8 @@ class Host(NamedTuple):
 
 
 def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoReturn:
-    """Run the warden: wait for `go`, build the view, report readiness, then run jobs until the trainer closes
-    the channel.
+    """Run the warden: wait for `go`, build the view, report readiness, then run jobs until the
+    trainer closes the channel.
     """
     try:
         if not os.read(go, 1):
@@ -106,8 +106,8 @@ def _run_jobs(settings: Settings, context: JobContext) -> NoReturn:
 
 def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> JobContext:
     separate = os.getuid() == PREPARING
-    # A separate user has no other processes. Else the limit counts the warden and the init, before Linux 5.14
-    # all of the user's processes.
+    # A separate user has no other processes. Else the limit counts the warden and the init, before
+    # Linux 5.14 all of the user's processes.
     counted = 0 if separate else 2 if _release() >= (5, 14) else None
     kernel.set_host_name("sandbox")
     program_streams = view.build(settings.stdlib, settings.packages)
@@ -207,7 +207,9 @@ def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobC
 
 
 def _filter(signals: bool, changes: bool) -> Callable[[], None]:
-    """Install the worker's part of the filter; return a function that installs the rest for a program."""
+    """Install the worker's part of the filter; return a function that installs the rest for a
+    program.
+    """
     parts = seccomp.for_this_machine(signals, changes)
     seccomp.prepare(parts.worker)()
     return seccomp.prepare(parts.program)

@@ -28,13 +28,13 @@ def syntaxes_of(tool_format: str) -> tuple[Syntax, ...]:
 
 
 def read_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL) -> list[ToolRequest]:
-    """Return the tool calls of a reply in their order, malformed ones included; calls inside its thinking are
-    ignored.
+    """Return the tool calls of a reply in their order, malformed ones included; calls inside its
+    thinking are ignored.
 
     Args:
         text: the reply.
-        syntaxes: how its calls may be written, in the order in which they are tried; the first one that is
-            found is taken.
+        syntaxes: how its calls may be written, in the order in which they are tried; the first one
+            that is found is taken.
         tools: the tools that it may call.
     """
     return [request for span in _spans(strip_thinking(text), syntaxes, tools)[1] for request in span.requests]
@@ -43,8 +43,8 @@ def read_calls(text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_
 def split_calls(
     text: str, syntaxes: Sequence[Syntax], tools: OfferedTools = ANY_TOOL
 ) -> tuple[str, list[ToolRequest]]:
-    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay in the
-    text, which else is as it was.
+    """Return a reply without its thinking and its tool calls, and these calls. Malformed calls stay
+    in the text, which else is as it was.
 
     So do calls that client libraries cannot read: their arguments are no object, or have numbers or
     characters that JSON has not. Arguments are those of `read_calls`.
@@ -82,8 +82,8 @@ def with_calls(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
 def _spans(
     visible: str, syntaxes: Sequence[Syntax], tools: OfferedTools
 ) -> tuple[Syntax | None, list[CallSpan]]:
-    """Return the calls in the first syntax in which all are right and name tools; else what the first syntax
-    makes of them.
+    """Return the calls in the first syntax in which all are right and name tools; else what the
+    first syntax makes of them.
     """
     first: tuple[Syntax | None, list[CallSpan]] = (None, [])
     for number, syntax in enumerate(syntaxes):

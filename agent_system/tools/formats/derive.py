@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from agent_system.tools.formats.literals import LiteralReader
-from agent_system.tools.formats.syntax import ANYTHING, ID, NAME, NUMBER, ItemMarks, KeyNames, Syntax
+from agent_system.tools.formats.syntax import (
+    ANYTHING,
+    ID,
+    NAME,
+    NUMBER,
+    ItemMarks,
+    KeyNames,
+    Syntax,
+    TrialCall,
+)
 from verl.protocol.turns import shared_start
 
 _DECODER = json.JSONDecoder()
@@ -18,30 +27,14 @@ _DIGITS = re.compile(r"\d+")
 _HOLE = re.compile(f"({NAME}|{ID}|{NUMBER})")
 
 
-@dataclass(frozen=True, slots=True)
-class TrialCall:
-    """A call that a template is asked to show.
-
-    Attributes:
-        name, arguments, id: of the call.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str
-
-    def message(self, as_text: bool) -> dict[str, Any]:
-        """Return the call as a chat template takes it, with its arguments as text of JSON or as an object."""
-        arguments: Any = json.dumps(self.arguments, ensure_ascii=False) if as_text else dict(self.arguments)
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
-
-
 def derived(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
-    """Return the syntax in which a text shows calls; None where it shows them in no form that can be read.
+    """Return the syntax in which a text shows calls; None where it shows them in no form that can
+    be read.
 
     Args:
         text: what the template makes of a reply with these calls.
-        calls: one or two calls, the first with two texts and a number as arguments in alphabetical order.
+        calls: one or two calls, the first with two texts and a number as arguments in alphabetical
+            order.
     """
     for reader in (_json_calls, _object_arguments, _literal_arguments, _item_arguments):
         syntax = reader(text, calls)
@@ -61,7 +54,9 @@ class _Frame:
 
     @classmethod
     def of(cls, text: str, places: Sequence[tuple[int, int]]) -> _Frame:
-        """Return the texts around these places; with one place alone all text belongs to the one call."""
+        """Return the texts around these places; with one place alone all text belongs to the one
+        call.
+        """
         head = text[: places[0][0]]
         tail = text[places[-1][1] :]
         if len(places) == 1:

@@ -19,8 +19,8 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class LiteralReader:
-    """Reads values of a text: strings, numbers, `true`/`True` and the like, lists, and objects with plain or
-    quoted names.
+    """Reads values of a text: strings, numbers, `true`/`True` and the like, lists, and objects with
+    plain or quoted names.
     """
 
     def __init__(self, text: str, quote: str = "") -> None:
@@ -34,7 +34,8 @@ class LiteralReader:
         return place if match is None else match.end()
 
     def items(self, place: int, separator: str, close: str, depth: int = 0) -> tuple[dict[str, Any], int]:
-        """Return named values up to `close`, and the place after it. Raise ValueError for another form.
+        """Return named values up to `close`, and the place after it. Raise ValueError for another
+        form.
 
         Args:
             place: where the first name begins.

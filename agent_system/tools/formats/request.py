@@ -30,7 +30,8 @@ class ToolRequest:
         arguments: its arguments, unchecked JSON.
         error: why it could not be parsed, for the model; empty otherwise.
         id: the id that the reply gives to the call; empty for none.
-        renamed: the chat template refuses the id that the reply gives; this one is shown in its place.
+        renamed: the chat template refuses the id that the reply gives; this one is shown in its
+            place.
     """
 
     name: str = ""

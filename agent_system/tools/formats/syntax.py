@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from agent_system.projection import fenced_blocks
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 
-# in one reply: what follows is one malformed call, so that a reply full of marks is read in linear time
+# in one reply: what follows is one malformed call, so that a reply full of marks is read in linear
+# time
 MOST_CALLS = 256
 NAME = "\0name"
 ID = "\0id"
@@ -59,8 +60,8 @@ class ItemMarks:
     Attributes:
         begin, end: the outer ones; `end` holds `NAME` where the key is written again.
         middle: the one before a text.
-        other: the one before a value of another type, with `ANYTHING` for the name of its type, where it
-            differs: the value is then JSON, whatever the tool's schema says.
+        other: the one before a value of another type, with `ANYTHING` for the name of its type,
+            where it differs: the value is then JSON, whatever the tool's schema says.
     """
 
     begin: str
@@ -71,8 +72,8 @@ class ItemMarks:
 
 @dataclass(frozen=True, slots=True)
 class KeyNames:
-    """The names by which a call in JSON holds its name, its arguments and its id; `name` is empty where the
-    tool's name is the key.
+    """The names by which a call in JSON holds its name, its arguments and its id; `name` is empty
+    where the tool's name is the key.
     """
 
     name: str = "name"
@@ -80,15 +81,37 @@ class KeyNames:
     id: str = "id"
 
 
+@dataclass(frozen=True, slots=True)
+class TrialCall:
+    """A call that a template is asked to show.
+
+    Attributes:
+        name, arguments, id: of the call.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str
+
+    def message(self, as_text: bool) -> dict[str, Any]:
+        """Return the call as a chat template takes it, with its arguments as text of JSON or as an
+        object.
+        """
+        arguments: Any = json.dumps(self.arguments, ensure_ascii=False) if as_text else dict(self.arguments)
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+
+
 @dataclass(frozen=True)
 class Syntax:
     """How a model family writes tool calls. Blanks between marks may differ.
 
     Attributes:
-        kind: `json`: a call is an object of JSON, or several are a list; `object`: its arguments are one;
+        kind: `json`: a call is an object of JSON, or several are a list; `object`: its arguments
+            are one;
             `literal`: they are named values; `items`: each is a text between marks.
         begin: text before each call.
-        header: texts and holes (`NAME`, `ID`, `NUMBER`, `ANYTHING`) between `begin` and the arguments.
+        header: texts and holes (`NAME`, `ID`, `NUMBER`, `ANYTHING`) between `begin` and the
+            arguments.
         end: text after each call.
         before, after: texts before the first call and after the last one.
         around: texts that may stand before or after a reply that consists of calls.
@@ -96,7 +119,8 @@ class Syntax:
         fenced: calls may stand in a Markdown fence, for `json`.
         items: marks of an argument, for `items`.
         quote: mark around a text, for `literal`; empty: Python's quotes.
-        separator, close: what stands between a name and its value, and after the last one, for `literal`.
+        separator, close: what stands between a name and its value, and after the last one, for
+            `literal`.
     """
 
     kind: str
@@ -115,8 +139,8 @@ class Syntax:
 
     @cached_property
     def trigger(self) -> str:
-        """The mark by which a call is found: the last line of `begin` that has a letter, else of `before`;
-        empty: there is none.
+        """The mark by which a call is found: the last line of `begin` that has a letter, else of
+        `before`; empty: there is none.
         """
         for text in (self.begin, self.before):
             if lines := _lines(text):
@@ -126,7 +150,8 @@ class Syntax:
     def spans(self, text: str, tools: OfferedTools) -> Iterator[CallSpan]:
         """Yield the calls of a text, malformed ones included.
 
-        Without a mark, only a reply that consists of calls has any, and only of the tools that are offered.
+        Without a mark, only a reply that consists of calls has any, and only of the tools that are
+        offered.
         """
         if not self.trigger:
             yield from self._whole(text, tools)

@@ -1,5 +1,5 @@
-"""Programming by a team of two: the Coder Agent writes a program, the Tester Agent writes tests, and both are
-run.
+"""Programming by a team of two: the Coder Agent writes a program, the Tester Agent writes tests,
+and both are run.
 """
 
 from agent_system.workflows.code.env import CodeEnv, CodeEnvOptions

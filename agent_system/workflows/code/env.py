@@ -43,18 +43,18 @@ class CodeEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        stop: condition that ends an episode before `env.max_steps`: tests (the program passes all tests of
-            the Tester) | golden (it passes all golden tests, an oracle).
+        stop: condition that ends an episode before `env.max_steps`: tests (the program passes all
+            tests of the Tester) | golden (it passes all golden tests, an oracle).
         max_tests: maximum number of tests per reply; later ones are ignored and counted.
-        min_tests: tests that the full `reference_reward` requires; a reply with fewer is scored as if the
-            missing ones were wrong.
+        min_tests: tests that the full `reference_reward` requires; a reply with fewer is scored as
+            if the missing ones were wrong.
         tolerance: absolute and relative tolerance for numbers with a fraction.
-        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by itself with
-            an answer on each of the first three golden tests, and times the share of golden tests that it
-            passes.
-        valid_reward, reference_reward: local, for a reply with a test that the reference solution runs to its
-            end (without a reference: a readable test), and times the share of its tests that the reference
-            solution passes.
+        build_reward, smoke_reward, pass_reward: local, for a program that compiles, that ends by
+            itself with an answer on each of the first three golden tests, and times the share of
+            golden tests that it passes.
+        valid_reward, reference_reward: local, for a reply with a test that the reference solution
+            runs to its end (without a reference: a readable test), and times the share of its tests
+            that the reference solution passes.
     """
 
     stop: str = "tests"
@@ -80,21 +80,22 @@ class CodeEnvOptions:
 
 @EnvRegistry.register("code")
 class CodeEnv(BaseEnv):
-    """Environment that runs the program on the golden tests, the reference on the Tester's tests, and at last
-    the program on these.
+    """Environment that runs the program on the golden tests, the reference on the Tester's tests,
+    and at last the program on these.
 
-    Both roles act on the state at the start of the turn, in any order. The team's reward is the change of the
-    pass rate on the golden tests, so that an episode earns the pass rate of its last program. A reply without
-    a program counts as one that does not compile: it passes no test, and the next turn starts without a
-    program.
+    Both roles act on the state at the start of the turn, in any order. The team's reward is the
+    change of the pass rate on the golden tests, so that an episode earns the pass rate of its last
+    program. A reply without a program counts as one that does not compile: it passes no test, and
+    the next turn starts without a program.
 
-    `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of the last
-    program); `coder/unparsed`, `tester/unparsed` (replies without a program, without a readable test, counted
-    over the episode); `coder/limits` (runs on golden tests that reached a limit of the sandbox, counted);
-    `tester/tests`, `tester/contradictory`, `tester/surplus` (tests that count, those of them with
-    contradictory outputs, and tests left out, counted); `tester/right` (share of the last tests that the
-    reference passes); `agreed` (the program passes the last tests); `mended`, `spoilt` (the first program
-    failed and the last one passes, or the reverse; episodes of several turns).
+    `info`: `success` (all golden tests are passed); `pass_rate`; `coder/built`, `coder/smoke` (of
+    the last program); `coder/unparsed`, `tester/unparsed` (replies without a program, without a
+    readable test, counted over the episode); `coder/limits` (runs on golden tests that reached a
+    limit of the sandbox, counted); `tester/tests`, `tester/contradictory`, `tester/surplus` (tests
+    that count, those of them with contradictory outputs, and tests left out, counted);
+    `tester/right` (share of the last tests that the reference passes); `agreed` (the program passes
+    the last tests); `mended`, `spoilt` (the first program failed and the last one passes, or the
+    reverse; episodes of several turns).
     """
 
     config_class = CodeEnvOptions
@@ -130,8 +131,8 @@ class CodeEnv(BaseEnv):
         return self._observation
 
     async def act(self, agent_id: str, action: str) -> Outcome:
-        """Evaluate a program on the golden tests, or tests on the reference solution; of a single agent both,
-        paid for the program.
+        """Evaluate a program on the golden tests, or tests on the reference solution; of a single
+        agent both, paid for the program.
         """
         if agent_id == CODER:
             return await self._code(action)
@@ -207,11 +208,11 @@ class CodeEnv(BaseEnv):
         return Outcome(local=local, info=self._info())
 
     async def _check(self, program: str, cases: Sequence[Case], truth: Truth) -> Results:
-        """Return a program's results on tests, cached over the episode, so that all forks get the same
-        results of a random program.
+        """Return a program's results on tests, cached over the episode, so that all forks get the
+        same results of a random program.
         """
-        # Golden tests can be many megabytes and do not change within an episode, so they are not part of the
-        # key.
+        # Golden tests can be many megabytes and do not change within an episode, so they are not
+        # part of the key.
         key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
         if key not in self._known:
             results = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
@@ -272,8 +273,8 @@ def compiles(golden: Sequence[CaseResult]) -> bool:
 
 
 def passes_smoke_test(golden: Sequence[CaseResult]) -> bool:
-    """Return whether a program ended by itself on each of the first three tests, with an answer unless none
-    is right.
+    """Return whether a program ended by itself on each of the first three tests, with an answer
+    unless none is right.
     """
     return bool(golden) and all(
         one.reason is Reason.OK and (one.passed or not one.silent) for one in golden[:SMOKE_TESTS]
@@ -281,7 +282,9 @@ def passes_smoke_test(golden: Sequence[CaseResult]) -> bool:
 
 
 def coder_reward(golden: Sequence[CaseResult], options: CodeEnvOptions) -> float:
-    """Return the local reward of a reply of the Coder; `golden` is empty for a reply without a program."""
+    """Return the local reward of a reply of the Coder; `golden` is empty for a reply without a
+    program.
+    """
     built = options.build_reward * compiles(golden) + options.smoke_reward * passes_smoke_test(golden)
     return built + options.pass_reward * pass_rate(golden)
 
@@ -294,8 +297,8 @@ def tester_reward(
     Args:
         by_reference: results of its tests on the reference solution; empty without a reference.
         num_tests: number of tests in the reply, including contradictory ones.
-        valid: the reply holds a test that the reference runs to its end, or, without a reference, any
-            readable test.
+        valid: the reply holds a test that the reference runs to its end, or, without a reference,
+            any readable test.
     """
     right = pass_rate(by_reference, max(num_tests, options.min_tests))
     return options.valid_reward * valid + options.reference_reward * right

@@ -28,11 +28,11 @@ class CodePromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        coder, tester: templates with `{env_prompt}` (the task), `{interface}` (how a program is called),
-            `{form}` (how a test is written), `{feedback}` (result of the last turn; empty in the first) and
-            `{team_context}` (the other role's reply in this turn; may be empty).
-        entry: template for quoting the other role's reply, with `{role}` (first word of the agent's name) and
-            `{text}`.
+        coder, tester: templates with `{env_prompt}` (the task), `{interface}` (how a program is
+            called), `{form}` (how a test is written), `{feedback}` (result of the last turn; empty
+            in the first) and `{team_context}` (the other role's reply in this turn; may be empty).
+        entry: template for quoting the other role's reply, with `{role}` (first word of the agent's
+            name) and `{text}`.
         feedback: template with `{program}` and `{tests}`.
         mismatch: template for one failed test, with `{given}`, `{expected}` and `{found}`.
         all_passed: text for `{tests}` when there is no failed test.
@@ -162,11 +162,11 @@ class CodeOptions:
 
 
 class CodeAgent(StyledAgent):
-    """A role whose prompt shows the task, the result of the last turn, and the other role's reply in this
-    turn.
+    """A role whose prompt shows the task, the result of the last turn, and the other role's reply
+    in this turn.
 
-    The result of the last turn is the program and the Tester's tests that it failed; no prompt shows the
-    golden tests.
+    The result of the last turn is the program and the Tester's tests that it failed; no prompt
+    shows the golden tests.
     """
 
     styles = STYLES
@@ -178,8 +178,8 @@ class CodeAgent(StyledAgent):
         )
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of `BaseAgent`, with `{feedback}` built from `program` and `mismatches` of the
-        last turn.
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `program` and
+        `mismatches` of the last turn.
         """
         return super().messages(
             {"interface": "", "form": "", **variables, "feedback": self._feedback(variables)}
@@ -221,8 +221,8 @@ class TesterAgent(CodeAgent):
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="code")
 class SingleCodeAgent(SingleAgent, CodeAgent):
-    """One agent that writes the program and, if it likes, tests; its action is the whole reply, valid with a
-    program.
+    """One agent that writes the program and, if it likes, tests; its action is the whole reply,
+    valid with a program.
     """
 
     styles = SINGLE_STYLES
@@ -234,8 +234,8 @@ class SingleCodeAgent(SingleAgent, CodeAgent):
 
 @OrchestraRegistry.register("code")
 class CodeOrchestra(BaseOrchestra):
-    """One program and one set of tests per turn; the environment runs both and decides whether the episode
-    ends.
+    """One program and one set of tests per turn; the environment runs both and decides whether the
+    episode ends.
     """
 
     agents = (CODER, TESTER)

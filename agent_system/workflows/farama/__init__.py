@@ -1,5 +1,5 @@
-"""Environments of Gymnasium and PettingZoo: one player or several, in turn or at the same time, with or
-without advisers.
+"""Environments of Gymnasium and PettingZoo: one player or several, in turn or at the same time,
+with or without advisers.
 """
 
 # Imported first, because its error names the package to install when gymnasium is missing.

@@ -32,17 +32,20 @@ class FaramaEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        env_id: id for `gymnasium.make` or `pettingzoo.make`, or `module:function` of a PettingZoo environment
-            that is not registered.
-        api: gymnasium | aec (PettingZoo, one player at a time) | parallel (PettingZoo, all at the same time).
+        env_id: id for `gymnasium.make` or `pettingzoo.make`, or `module:function` of a PettingZoo
+            environment that is not registered.
+        api: gymnasium | aec (PettingZoo, one player at a time) | parallel (PettingZoo, all at the
+            same time).
         kwargs: arguments of its constructor.
         actions: names of the actions of a Discrete space, in order; empty for their numbers.
         random_seats: players that no agent plays; they make legal moves at random.
-        rewards: recipients of the rewards: each (every player its own, as local reward) | sum, mean (over the
-            team's players, as team reward) | auto (sum for a team of one player, else each).
+        rewards: recipients of the rewards: each (every player its own, as local reward) | sum, mean
+            (over the team's players, as team reward) | auto (sum for a team of one player, else
+            each).
         reward_scale: factor of the environment's rewards.
         illegal_penalty: local, for a reply without a legal action.
-        success_return: lowest unscaled sum of the team's rewards that is a success; None disables the metric.
+        success_return: lowest unscaled sum of the team's rewards that is a success; None disables
+            the metric.
     """
 
     env_id: str = ""
@@ -69,8 +72,8 @@ class FaramaEnvOptions:
             check_names(f"env.params.{name}", getattr(self, name))
         if self.random_seats and self.api == "gymnasium":
             raise AgentSystemError(
-                "env.params.random_seats has no effect with env.params.api=gymnasium, where there is one "
-                "player"
+                "env.params.random_seats has no effect with env.params.api=gymnasium, where there "
+                "is one player"
             )
         if not math.isfinite(self.reward_scale):
             raise AgentSystemError(
@@ -93,8 +96,8 @@ class FaramaEnvOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlayerView:
-    """Observation of a player: the state and the legal actions as text, and the mask of legal actions if
-    there is one.
+    """Observation of a player: the state and the legal actions as text, and the mask of legal
+    actions if there is one.
     """
 
     text: str
@@ -112,20 +115,20 @@ class ChosenAction:
 
 @EnvRegistry.register("farama")
 class FaramaEnv(BaseEnv):
-    """One move of the game per turn. Override `describe`, `choices` and `parse` to change the text of
-    observations and actions.
+    """One move of the game per turn. Override `describe`, `choices` and `parse` to change the text
+    of observations and actions.
 
-    `act` records the action of a reply; `step` makes the move after all replies of the turn and pays the
-    rewards. The game starts from the seed `task.extra["seed"]`, or `self.seed`; `task.extra["options"]` is
-    passed to the game's `reset`.
+    `act` records the action of a reply; `step` makes the move after all replies of the turn and
+    pays the rewards. The game starts from the seed `task.extra["seed"]`, or `self.seed`;
+    `task.extra["options"]` is passed to the game's `reset`.
 
-    A reply without a legal action costs `illegal_penalty`. If players act in turn, no move is made and the
-    player is called again in the next turn; if they act at the same time, the game needs all actions, so a
-    legal one is drawn.
+    A reply without a legal action costs `illegal_penalty`. If players act in turn, no move is made
+    and the player is called again in the next turn; if they act at the same time, the game needs
+    all actions, so a legal one is drawn.
 
-    `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several), `moves`
-    (random seats' included), `unparsed` and `illegal` (replies without an action, and with one that is not
-    legal), `truncated`, and `success` with `success_return`.
+    `info`: `return` (of the team's players, not scaled; `return/<player>` where there are several),
+    `moves` (random seats' included), `unparsed` and `illegal` (replies without an action, and with
+    one that is not legal), `truncated`, and `success` with `success_return`.
     """
 
     config_class = FaramaEnvOptions
@@ -155,8 +158,8 @@ class FaramaEnv(BaseEnv):
         return self._game
 
     def reset(self, task: Task) -> Observation:
-        """Start a game. Raises AgentSystemError for an environment that cannot be created, or an invalid
-        seed.
+        """Start a game. Raises AgentSystemError for an environment that cannot be created, or an
+        invalid seed.
         """
         if self._game is None:
             self._game = Game(
@@ -175,13 +178,15 @@ class FaramaEnv(BaseEnv):
         return self._observation(self.game.movers)
 
     def observe(self, agent_id: str) -> Observation:
-        """Return a player's observation; for other agents, the observations of the players that have
-        to act.
+        """Return a player's observation; for other agents, the observations of the players that
+        have to act.
         """
         return self._observation([agent_id] if agent_id in self.game.players else self.game.movers, agent_id)
 
     def act(self, agent_id: str, action: str) -> Outcome:
-        """Record a player's action, or judge the form of a proposal to the only player that has to act."""
+        """Record a player's action, or judge the form of a proposal to the only player that has to
+        act.
+        """
         seat = self._seat_of(agent_id)
         if seat is None:
             return Outcome()
@@ -191,8 +196,8 @@ class FaramaEnv(BaseEnv):
         )
 
     def score(self, agent_id: str, action: str) -> Outcome:
-        """Return the immediate reward of the move, made on a copy; legal actions are drawn for players that
-        act at the same time.
+        """Return the immediate reward of the move, made on a copy; legal actions are drawn for
+        players that act at the same time.
         """
         seat = self._seat_of(agent_id)
         choice = None if seat is None else self._read(seat, action)
@@ -205,8 +210,8 @@ class FaramaEnv(BaseEnv):
         return Outcome(team=paid.team, local=paid.local.get(seat, 0.0))
 
     def step(self, action: str) -> Outcome:
-        """Make the turn's move; `action` is the move if no player has acted, as with an orchestra of other
-        agents.
+        """Make the turn's move; `action` is the move if no player has acted, as with an orchestra
+        of other agents.
         """
         movers = self.game.movers
         fine = 0.0
@@ -248,8 +253,8 @@ class FaramaEnv(BaseEnv):
         self.__dict__.update(thaw(state["frozen"], state["name"]))
 
     def _seat_of(self, agent_id: str) -> str | None:
-        """Return the seat that an agent's action concerns: its own, or that of the only player that has to
-        act.
+        """Return the seat that an agent's action concerns: its own, or that of the only player that
+        has to act.
         """
         movers = self.game.movers
         if agent_id in movers:
@@ -314,8 +319,8 @@ class FaramaEnv(BaseEnv):
 
 
 def check_names(name: str, values: Any) -> None:
-    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option for the
-    message.
+    """Raise AgentSystemError unless `values` is a list of different names; `name` is the option for
+    the message.
     """
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) and v.strip() for v in values):
         raise AgentSystemError(f"{name} must be a list of names, found {values!r}; quote numbers: ['0', '1']")

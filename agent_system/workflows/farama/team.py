@@ -75,8 +75,8 @@ class FaramaAgent(BaseAgent):
 
 @OrchestraRegistry.register("farama")
 class FaramaOrchestra(BaseOrchestra):
-    """One move per turn, in the game's own order. Players that act at the same time do not read each
-    other.
+    """One move per turn, in the game's own order. Players that act at the same time do not read
+    each other.
     """
 
     config_class = FaramaOptions
@@ -95,8 +95,8 @@ class FaramaOrchestra(BaseOrchestra):
     def check(
         self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
     ) -> None:
-        """Start a game and check that the team is its players and the advisers, and that copies behave like
-        their original.
+        """Start a game and check that the team is its players and the advisers, and that copies
+        behave like their original.
         """
         env = make_env(0)
         if not isinstance(env, FaramaEnv):
@@ -118,8 +118,8 @@ class FaramaOrchestra(BaseOrchestra):
         missing = [p for p in players if p not in agent_ids]
         if missing:
             raise AgentSystemError(
-                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} lacks "
-                f"{', '.join(missing)}; add them, or list them in env.params.random_seats"
+                f"{where} is played by {', '.join(players)}, but agent.agent_ids={list(agent_ids)} "
+                f"lacks {', '.join(missing)}; add them, or list them in env.params.random_seats"
             )
         idle = [a for a in agent_ids if a not in players and a not in self.agents]
         if idle:
@@ -134,8 +134,8 @@ def check_forks(env: FaramaEnv) -> None:
     """Make a few random moves from the current state, each on a copy first.
 
     Raises:
-        AgentSystemError: the game cannot be copied, a copy behaves differently from its original, or shares
-            state with it.
+        AgentSystemError: the game cannot be copied, a copy behaves differently from its original,
+            or shares state with it.
     """
     for _ in range(TRIED_MOVES):
         if env.game.over:
@@ -147,8 +147,9 @@ def check_forks(env: FaramaEnv) -> None:
         copy.close()
         if _observations(env) != before or (env.game.play(actions), _observations(env)) != ahead:
             raise AgentSystemError(
-                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself do not go "
-                "the same way, so tree sampling would compare moves by chance; use rollout.sampling=parallel"
+                f"env.params.env_id={env.config.env_id!r}: a copy of the game and the game itself "
+                "do not go the same way, so tree sampling would compare moves by chance; use "
+                "rollout.sampling=parallel"
             )
 
 

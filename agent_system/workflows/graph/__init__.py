@@ -1,4 +1,6 @@
-"""A team as a file: agents, and the steps in which they are called, as YAML or JSON that names no code."""
+"""A team as a file: agents, and the steps in which they are called, as YAML or JSON that names no
+code.
+"""
 
 from agent_system.workflows.graph.orchestra import GraphOptions, GraphOrchestra
 from agent_system.workflows.graph.team import Team

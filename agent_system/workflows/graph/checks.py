@@ -1,5 +1,5 @@
-"""What the parts of a team file may refer to: agents, steps, fields, variables; and the calls that they can
-make.
+"""What the parts of a team file may refer to: agents, steps, fields, variables; and the calls that
+they can make.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def check_team_file(
 
 
 def fields_of(agent: AgentSpec) -> tuple[str, ...] | None:
-    """Return the fields of an agent's answer, beside `action` and `valid`; None for a class, which may have
-    any.
+    """Return the fields of an agent's answer, beside `action` and `valid`; None for a class, which
+    may have any.
     """
     return None if agent.class_ else ANSWER_FIELDS.get(agent.answer.kind, ())
 
@@ -123,8 +123,8 @@ def _check_name(name: str, path: KeyPath) -> None:
     if odd or name != name.strip() or not slug(name) or len(name) > _LONGEST_NAME:
         raise _Problem(
             path,
-            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some of a-z and "
-            "0-9",
+            f"{short(name)} cannot be a name: at most {_LONGEST_NAME} printable characters, some "
+            "of a-z and 0-9",
         )
 
 
@@ -171,8 +171,8 @@ def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> Non
         if name not in known_tools:
             raise _Problem(
                 where,
-                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: {', '.join(known_tools)}; a "
-                "function of yours is named on the command line: "
+                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: "
+                f"{', '.join(known_tools)}; a function of yours is named on the command line: "
                 "agent.orchestra.graph.tools.<name>=module:function",
             )
         if name in agent.tools[:position]:
@@ -192,7 +192,9 @@ def _check_class(agent: AgentSpec, path: KeyPath) -> None:
 
 
 def _check_template(template: str, path: KeyPath, variables: Collection[str] | None) -> None:
-    """Raise _Problem unless all fields of a template are plain names, of `variables` unless it is None."""
+    """Raise _Problem unless all fields of a template are plain names, of `variables` unless it is
+    None.
+    """
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -241,8 +243,8 @@ class _Steps:
     called: set[str] = field(default_factory=set)
 
     def check(self, spec: TeamSpec) -> None:
-        """Raise _Problem for the first step that is wrong, an agent that none calls, and for a returned step
-        that may not have run.
+        """Raise _Problem for the first step that is wrong, an agent that none calls, and for a
+        returned step that may not have run.
         """
         fields = self._declared(spec.do, ("do",))
         self._check_all(spec.do, ("do",), _Scope(fields))
@@ -258,12 +260,14 @@ class _Steps:
             steps = ", ".join(names)
             raise _Problem(
                 ("return",),
-                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the action for "
-                "that case",
+                f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the "
+                "action for that case",
             )
 
     def _declared(self, steps: Sequence[AnyStep], path: KeyPath) -> dict[str, tuple[str, ...] | None]:
-        """Return the names of steps with their fields. Only both arms of an `if` may have a name twice."""
+        """Return the names of steps with their fields. Only both arms of an `if` may have a name
+        twice.
+        """
         declared: dict[str, tuple[str, ...] | None] = {}
 
         def add(name: str, fields: tuple[str, ...] | None, where: KeyPath) -> None:
@@ -329,7 +333,9 @@ class _Steps:
             self._check_all(child, child_path, self._inside(step, child, child_path, scope))
 
     def _inside(self, step: AnyStep, child: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> _Scope:
-        """Return the scope of steps inside another one; a branch does not refer to the steps of others."""
+        """Return the scope of steps inside another one; a branch does not refer to the steps of
+        others.
+        """
         fields = scope.fields
         if isinstance(step, ParallelStep):
             own_names = self._declared(child, path)
@@ -424,7 +430,9 @@ def _calls_of(step: AnyStep) -> int:
 
 
 def _costliest(steps: Sequence[AnyStep], limit: int, path: KeyPath = ("do",)) -> KeyPath:
-    """Return the path of the innermost step that alone makes more calls than `limit`, or of all steps."""
+    """Return the path of the innermost step that alone makes more calls than `limit`, or of all
+    steps.
+    """
     for position, step in enumerate(steps):
         where = (*path, position)
         if _calls_of(step) > limit:
@@ -442,8 +450,8 @@ def _always_run(steps: Sequence[AnyStep]) -> set[str]:
 
 
 def _flow(steps: Sequence[AnyStep], before: set[str]) -> tuple[set[str] | None, list[set[str]]]:
-    """Return the steps that have run at the end of these (None if it is never reached) and at each of their
-    `stop` that ends more than them.
+    """Return the steps that have run at the end of these (None if it is never reached) and at each
+    of their `stop` that ends more than them.
     """
     here = set(before)
     stops: list[set[str]] = []

@@ -47,7 +47,8 @@ Ends = list[tuple[str, str]]
 
 
 class _Chart:
-    """Boxes and arrows of a chart. An end is a box from which the next arrow begins, with the arrow's text.
+    """Boxes and arrows of a chart. An end is a box from which the next arrow begins, with the
+    arrow's text.
 
     Attributes:
         lines: the boxes.

@@ -48,8 +48,8 @@ class GraphOptions:
     def __post_init__(self) -> None:
         if not self.file:
             raise AgentSystemError(
-                "agent.orchestra_type=graph needs the file of a team: agent.orchestra.graph.file=team.yaml, "
-                "see docs/graph.md"
+                "agent.orchestra_type=graph needs the file of a team: "
+                "agent.orchestra.graph.file=team.yaml, see docs/graph.md"
             )
         if self.max_calls < 1:
             raise AgentSystemError(
@@ -69,8 +69,9 @@ AgentRegistry.register(ANY, orchestra=NAME)(GraphAgent)
 class GraphOrchestra(BaseOrchestra):
     """Plays the steps of a file.
 
-    Agents with a `class` are made with the options that the file has for them. The workflows of these classes
-    are asked as well: their checks, their need of the sandbox, and their memory unless the file names one.
+    Agents with a `class` are made with the options that the file has for them. The workflows of
+    these classes are asked as well: their checks, their need of the sandbox, and their memory
+    unless the file names one.
 
     Attributes:
         team: the team of the file.
@@ -90,8 +91,8 @@ class GraphOrchestra(BaseOrchestra):
         self._run = compile_team(self.team.spec)
 
     def make_agent(self, agent_id: str, env_name: str) -> BaseAgent:
-        """Return an agent of the file. Raises AgentSystemError for a name that it has not, or for a class
-        that is not registered.
+        """Return an agent of the file. Raises AgentSystemError for a name that it has not, or for a
+        class that is not registered.
         """
         if agent_id not in self.agents:
             self._check_names([*self.agents, agent_id])
@@ -118,8 +119,8 @@ class GraphOrchestra(BaseOrchestra):
             workflow.check(agents, make_env, forks=forks)
 
     def check_agents(self, temperatures: Mapping[str, Sequence[float]]) -> None:
-        """Raise AgentSystemError unless the agents of the run are those of the file; warn of a vote at
-        temperature 0, whose replies are all equal.
+        """Raise AgentSystemError unless the agents of the run are those of the file; warn of a vote
+        at temperature 0, whose replies are all equal.
         """
         self._check_names(list(temperatures))
         for step in _votes(self.team.spec.do):
@@ -142,8 +143,8 @@ class GraphOrchestra(BaseOrchestra):
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"has {', '.join(others)}, which the file has not"] if others else []
         raise AgentSystemError(
-            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids {' and '.join(problems)}; set "
-            f"agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
+            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids "
+            f"{' and '.join(problems)}; set agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
         )
 
     def _workflow(self, name: str, agent: AgentSpec) -> BaseOrchestra:
@@ -184,8 +185,8 @@ class GraphOrchestra(BaseOrchestra):
             names = ", ".join(memory.__name__ for memory in memories)
             raise self.team.source.error(
                 (),
-                f"the classes of its agents remember in different ways ({names}); set memory: none, simple "
-                "or search",
+                f"the classes of its agents remember in different ways ({names}); set memory: "
+                "none, simple or search",
             )
         return memories[0]
 

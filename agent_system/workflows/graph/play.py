@@ -1,8 +1,9 @@
-"""The steps of a team as nested coroutine functions: nothing of the file is read while an episode is played.
+"""The steps of a team as nested coroutine functions: nothing of the file is read while an episode
+is played.
 
-Branches of `parallel`, and the calls of a `vote`, advance in waves: a branch makes its next call when every
-branch has the reply to its last one, or has ended. The calls of a wave begin in the order of the file, so
-their numbers and seeds never depend on which reply comes first.
+Branches of `parallel`, and the calls of a `vote`, advance in waves: a branch makes its next call
+when every branch has the reply to its last one, or has ended. The calls of a wave begin in the
+order of the file, so their numbers and seeds never depend on which reply comes first.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ CANDIDATE = ""
 
 
 class Waves:
-    """The branches of a `parallel` of one turn: none makes a call before all others can make theirs."""
+    """The branches of a `parallel` of one turn: none makes a call before all others can make
+    theirs.
+    """
 
     def __init__(self, branches: int, around: Waves | None = None, place: int = 0) -> None:
-        """Start with `branches` that have made no call; `around` are the waves of the branch `place` that
-        has the `parallel`.
+        """Start with `branches` that have made no call; `around` are the waves of the branch
+        `place` that has the `parallel`.
         """
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         self._running = branches
@@ -48,8 +51,8 @@ class Waves:
         self._place = place
 
     async def enter(self, branch: int) -> None:
-        """Wait until every branch waits or has ended; then those that wait go on, in the order of the
-        file.
+        """Wait until every branch waits or has ended; then those that wait go on, in the order of
+        the file.
         """
         future = asyncio.get_running_loop().create_future()
         self._arrive(branch, [future])
@@ -158,8 +161,9 @@ async def in_branches(state: TurnState, branches: Sequence[Play]) -> list[TurnSt
 class _Compiler:
     """Turns steps into functions.
 
-    Every step has a label, under which its replies stand in the team context: its name, or a number. A call
-    reads the replies of all steps but those of the other branches of a `parallel` around it.
+    Every step has a label, under which its replies stand in the team context: its name, or a
+    number. A call reads the replies of all steps but those of the other branches of a `parallel`
+    around it.
     """
 
     def __init__(self, steps: Sequence[AnyStep]) -> None:
@@ -167,8 +171,8 @@ class _Compiler:
         self._name(steps)
 
     def sequence(self, steps: Sequence[AnyStep], visible: frozenset[str] | None) -> Play:
-        """Return the function of steps that follow each other; `visible` are the labels that their calls
-        read, None: all.
+        """Return the function of steps that follow each other; `visible` are the labels that their
+        calls read, None: all.
         """
         plays = [self._play(step, visible) for step in steps]
         if len(plays) == 1:
@@ -307,10 +311,11 @@ def _stop(condition: Check | None) -> Play:
 
 
 def elect(candidates: Sequence[Projection], choice: Projection | None = None) -> Projection:
-    """Return the candidate that a judge chooses by its number, from 1, or its action; else the first one of
-    those whose action most valid candidates have, and without any valid one the first.
+    """Return the candidate that a judge chooses by its number, from 1, or its action; else the
+    first one of those whose action most valid candidates have, and without any valid one the first.
 
-    Its fields have `votes`, the number of valid candidates with its action, and `share` of all candidates.
+    Its fields have `votes`, the number of valid candidates with its action, and `share` of all
+    candidates.
     """
     actions = [str(candidate.action).strip() for candidate in candidates]
     counts = Counter(a for a, candidate in zip(actions, candidates, strict=True) if candidate.valid)
@@ -346,8 +351,8 @@ def compile_condition(condition: Condition) -> Check:
 
 
 def _value_of(condition: Condition) -> Callable[[TurnState], Any]:
-    """Return the function of what a condition compares; `MISSING` for a step that has not run, or a key
-    that is not there.
+    """Return the function of what a condition compares; `MISSING` for a step that has not run, or a
+    key that is not there.
     """
     step = condition.of
     field = condition.field
@@ -385,7 +390,9 @@ def _comparison(condition: Condition) -> Callable[[Any], bool]:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Return whether a value is that of the file: `true` is not 1, and the text `3` is the number 3."""
+    """Return whether a value is that of the file: `true` is not 1, and the text `3` is the number
+    3.
+    """
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     if isinstance(other, int | float):

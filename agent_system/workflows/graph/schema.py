@@ -37,7 +37,9 @@ class PartProblem(ValueError):
 
 
 class FilePart(BaseModel):
-    """A mapping of a team file. Fields have the names of the file, or an alias where Python has the word."""
+    """A mapping of a team file. Fields have the names of the file, or an alias where Python has the
+    word.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 
@@ -73,7 +75,8 @@ class Quote(FilePart):
     """How an agent's prompt quotes the replies of the turn.
 
     Attributes:
-        entry: template of a reply, with `{agent}`, `{role}` (first word of its name), `{text}`, `{action}`.
+        entry: template of a reply, with `{agent}`, `{role}` (first word of its name), `{text}`,
+            `{action}`.
         separator: text between replies.
         empty: text where there is no reply.
         last: number of replies that are quoted, the newest; None: all.
@@ -195,7 +198,8 @@ COMPARISONS = ("is_", "in_", "below", "above")
 
 
 class Condition(FilePart):
-    """What is compared, and with what; a step that has not run, and a key that is not there, fulfil none.
+    """What is compared, and with what; a step that has not run, and a key that is not there, fulfil
+    none.
 
     Attributes:
         of: a step.
@@ -289,8 +293,8 @@ class VoteStep(FilePart):
         n: number of calls.
         id: name of the step.
         sees: as of a call.
-        best: an agent that chooses among the replies instead, by number or action; if it names none, the
-            votes are counted.
+        best: an agent that chooses among the replies instead, by number or action; if it names
+            none, the votes are counted.
     """
 
     kind: ClassVar[str] = "vote"
@@ -324,8 +328,8 @@ def _stop(value: Any) -> Any:
 
 
 class StopStep(FilePart):
-    """The end of the loop around it, or of the turn outside of loops, under a condition or, if None,
-    always.
+    """The end of the loop around it, or of the turn outside of loops, under a condition or, if
+    None, always.
     """
 
     kind: ClassVar[str] = "stop"
@@ -416,7 +420,9 @@ for _model in (LoopStep, IfStep, ParallelStep, TeamSpec):
 
 
 def read_spec(source: TeamSource) -> TeamSpec:
-    """Return the parts of a file. Raise AgentSystemError with the first of its problems, and their number."""
+    """Return the parts of a file. Raise AgentSystemError with the first of its problems, and their
+    number.
+    """
     if not isinstance(source.value, dict):
         raise source.error(
             (), f"expected a mapping with team, agents, do and return, found {short(source.value)}"
@@ -465,7 +471,9 @@ def _translated(problem: Any, value: Any) -> tuple[KeyPath, str]:
 
 
 def _path(location: tuple[str | int, ...], value: Any) -> KeyPath:
-    """Return the path in the file of pydantic's location, which has the kind of a step behind its number."""
+    """Return the path in the file of pydantic's location, which has the kind of a step behind its
+    number.
+    """
     path: KeyPath = ()
     after_number = False
     for part in location:

@@ -1,8 +1,9 @@
-"""The text of a team file, YAML or JSON, as values of JSON types, with the place of every value in the text.
+"""The text of a team file, YAML or JSON, as values of JSON types, with the place of every value in
+the text.
 
-YAML is read as JSON types only: `true`, `false`, `null` and JSON's numbers; every other plain scalar is text,
-`yes`, `012` and `1:30` too. Tags, anchors, aliases, further documents and duplicate keys are refused. Sizes
-and depth are limited while the text is read, before a value of it is used.
+YAML is read as JSON types only: `true`, `false`, `null` and JSON's numbers; every other plain
+scalar is text, `yes`, `012` and `1:30` too. Tags, anchors, aliases, further documents and duplicate
+keys are refused. Sizes and depth are limited while the text is read, before a value of it is used.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def short(value: Any) -> str:
 
 
 def read_file(path: str | Path) -> TeamSource:
-    """Read a file. Raise AgentSystemError, in one line, for one that cannot be read or is no such text."""
+    """Read a file. Raise AgentSystemError, in one line, for one that cannot be read or is no such
+    text.
+    """
     name = _key_text(str(path))
     try:
         with open(Path(path).expanduser(), "rb", opener=_open_regular) as file:
@@ -131,7 +134,9 @@ def read_file(path: str | Path) -> TeamSource:
 
 
 def read_text(text: str, name: str, *, is_json: bool = False) -> TeamSource:
-    """Read a text, YAML unless it is JSON. Raise AgentSystemError, in one line, for what it may not have."""
+    """Read a text, YAML unless it is JSON. Raise AgentSystemError, in one line, for what it may not
+    have.
+    """
     source = TeamSource(name, None)
     try:
         if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
@@ -365,8 +370,8 @@ class _Json:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lines of a text as lines, and quotes what this reader or another one takes for more than
-    text.
+    """Writes lines of a text as lines, and quotes what this reader or another one takes for more
+    than text.
     """
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -41,7 +41,8 @@ class Team:
             tools: names of tools that agents may have beside the shipped ones.
 
         Raises:
-            AgentSystemError: the first thing that is wrong, in one line with file, line, column and path.
+            AgentSystemError: the first thing that is wrong, in one line with file, line, column and
+                path.
         """
         return cls._checked(read_file(path), max_calls, tools)
 
@@ -69,12 +70,15 @@ class Team:
         return write_text(self.source.value, is_json=is_json)
 
     def save(self, path: str | Path) -> None:
-        """Write a file that `load` reads as the same team, JSON if its name ends in `.json`, else YAML."""
+        """Write a file that `load` reads as the same team, JSON if its name ends in `.json`, else
+        YAML.
+        """
         Path(path).write_text(self.text(is_json=str(path).endswith(".json")), encoding="utf-8")
 
     def key(self) -> str:
-        """Return 16 hexadecimal digits that are equal for teams which make the same calls: comments, the
-        form of the text, and the names of steps and, where no prompt shows them, of agents do not count.
+        """Return 16 hexadecimal digits that are equal for teams which make the same calls:
+        comments, the form of the text, and the names of steps and, where no prompt shows them, of
+        agents do not count.
         """
         content = json.dumps(self._canonical(), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -34,7 +34,9 @@ def make_tool_agent(agent_id: str, spec: AgentSpec, tools: Mapping[str, str]) ->
 
 
 def _load_tools(tools: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """Return the functions of `name=module:function`. Raise AgentSystemError for one that is not there."""
+    """Return the functions of `name=module:function`. Raise AgentSystemError for one that is not
+    there.
+    """
     functions = {}
     for name, place in tools.items():
         module, colon, function = str(place).partition(":")

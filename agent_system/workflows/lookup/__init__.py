@@ -1,4 +1,6 @@
-"""Products by a team of three: the Solver says a code, the Checker approves it, the Filer says the shelf."""
+"""Products by a team of three: the Solver says a code, the Checker approves it, the Filer says the
+shelf.
+"""
 
 from agent_system.workflows.lookup.env import LookupEnv, LookupEnvOptions
 from agent_system.workflows.lookup.team import (

@@ -54,8 +54,8 @@ class LookupEnv(BaseEnv):
         letters = (task.ground_truth, task.extra.get("code"))
         if task.extra.get("asks") not in (CODE, SHELF) or not all(str(x) in (*LETTERS,) for x in letters):
             raise AgentSystemError(
-                f"task {task.task_id!r}: the lookup environment needs reward_model.ground_truth and "
-                f"extra_info.code, letters of {LETTERS}, and extra_info.asks, {CODE} or {SHELF}"
+                f"task {task.task_id!r}: the lookup environment needs reward_model.ground_truth "
+                f"and extra_info.code, letters of {LETTERS}, and extra_info.asks, {CODE} or {SHELF}"
             )
 
     def act(self, agent_id: str, action: str) -> Outcome:

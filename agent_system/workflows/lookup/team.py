@@ -1,4 +1,6 @@
-"""A Solver says the code of a product, a Checker approves it or has it said again, a Filer says the shelf."""
+"""A Solver says the code of a product, a Checker approves it or has it said again, a Filer says the
+shelf.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class LookupOptions:
     """Options under `agent.orchestra.lookup`.
 
     Attributes:
-        tries: most replies of the Solver; the last one is not checked, so with 1 there is no Checker.
+        tries: most replies of the Solver; the last one is not checked, so with 1 there is no
+            Checker.
     """
 
     tries: int = 3
@@ -40,8 +43,8 @@ class LookupOptions:
 
 
 class LookupAgent(BaseAgent):
-    """A role that reads the last letter that was said in the turn, and whose action is the last of its words
-    that a reply has.
+    """A role that reads the last letter that was said in the turn, and whose action is the last of
+    its words that a reply has.
 
     Attributes:
         words: the words.

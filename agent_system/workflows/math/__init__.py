@@ -1,5 +1,5 @@
-"""Mathematics by a team of two: the Solver Agent proposes a solution, the Verifier Agent approves or rejects
-it.
+"""Mathematics by a team of two: the Solver Agent proposes a solution, the Verifier Agent approves
+or rejects it.
 """
 
 from agent_system.workflows.math.env import MathEnv, MathEnvOptions

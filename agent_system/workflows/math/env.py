@@ -25,8 +25,10 @@ class MathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        verdict_reward: local reward of the Verifier for a right verdict; a wrong or missing verdict gets 0.
-        grader_workers: maximum number of grader processes; 0 means the number of cores, at most four.
+        verdict_reward: local reward of the Verifier for a right verdict; a wrong or missing verdict
+            gets 0.
+        grader_workers: maximum number of grader processes; 0 means the number of cores, at most
+            four.
         grader_timeout_s: CPU seconds for a comparison; an answer that takes longer scores 0.
     """
 
@@ -45,24 +47,25 @@ class MathEnvOptions:
 
 @EnvRegistry.register("math")
 class MathEnv(BaseEnv):
-    """Environment that grades the answer (team reward 1 or 0) and records the solutions and verdicts.
+    """Environment that grades the answer (team reward 1 or 0) and records the solutions and
+    verdicts.
 
     `info`: `success`; `solver/accuracy_loop_<k>` of the k-th solution, in episodes that have one;
-    `solver/mended` and `solver/spoilt` (the first solution was wrong and the last one is right, or the
-    reverse; episodes with several solutions); `verifier/precision` (share of right ones among approved
-    solutions, in episodes with an approval), `verifier/recall` (share of right solutions that were approved),
-    `verifier/specificity` (share of wrong solutions that were rejected; unlike precision it does not rise
-    with the Solver's accuracy), `verifier/accuracy` (share of right verdicts; a missing one counts as wrong),
-    `verifier/approvals`; `grader/timeouts`, `grader/errors` (answers that scored 0 because they could not be
-    compared).
+    `solver/mended` and `solver/spoilt` (the first solution was wrong and the last one is right, or
+    the reverse; episodes with several solutions); `verifier/precision` (share of right ones among
+    approved solutions, in episodes with an approval), `verifier/recall` (share of right solutions
+    that were approved), `verifier/specificity` (share of wrong solutions that were rejected; unlike
+    precision it does not rise with the Solver's accuracy), `verifier/accuracy` (share of right
+    verdicts; a missing one counts as wrong), `verifier/approvals`; `grader/timeouts`,
+    `grader/errors` (answers that scored 0 because they could not be compared).
     """
 
     config_class = MathEnvOptions
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the
-        answer.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}`
+        is the answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.

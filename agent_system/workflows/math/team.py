@@ -26,8 +26,8 @@ class MathPromptStyle:
 
     Attributes:
         solver, verifier: templates with `{env_prompt}` and `{team_context}`.
-        entry: template for quoting a reply of the discussion, with `{role}` (first word of the agent's name)
-            and `{text}`.
+        entry: template for quoting a reply of the discussion, with `{role}` (first word of the
+            agent's name) and `{text}`.
         separator: text between replies.
         no_replies: text for an empty discussion.
     """
@@ -99,8 +99,8 @@ class MathOptions:
     Attributes:
         max_loop_num: maximum number of solutions per episode.
         verdict_fallback: verdict of a reply without a clear one: approve | reject.
-        verify_last: ask for a verdict on the last solution too; it has no effect on the episode, but it is
-            rewarded.
+        verify_last: ask for a verdict on the last solution too; it has no effect on the episode,
+            but it is rewarded.
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -138,8 +138,9 @@ class SolverAgent(MathAgent):
 class VerifierAgent(MathAgent):
     """The role that judges the latest solution.
 
-    Its action is `approve`, `reject`, or empty when no verdict could be parsed: then `fields["approved"]`
-    holds the fallback, and the environment, which receives the action only, gives no reward.
+    Its action is `approve`, `reject`, or empty when no verdict could be parsed: then
+    `fields["approved"]` holds the fallback, and the environment, which receives the action only,
+    gives no reward.
     """
 
     role = VERIFIER
@@ -167,7 +168,8 @@ class SingleMathAgent(SingleAgent):
 class MathOrchestra(BaseOrchestra):
     """Solver and Verifier, up to `max_loop_num` solutions; the last solution is the team's answer.
 
-    The Verifier is not called for the last solution (unless `verify_last`): its verdict would have no effect.
+    The Verifier is not called for the last solution (unless `verify_last`): its verdict would have
+    no effect.
     """
 
     agents = (SOLVER, VERIFIER)

@@ -1,5 +1,5 @@
-"""Mathematics by a team of two: the Reasoner Agent answers by reasoning, the Tool Agent by a program, until
-the answers agree.
+"""Mathematics by a team of two: the Reasoner Agent answers by reasoning, the Tool Agent by a
+program, until the answers agree.
 """
 
 from agent_system.workflows.math_tool.env import MathToolEnv, MathToolEnvOptions

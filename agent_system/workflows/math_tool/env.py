@@ -28,12 +28,13 @@ class MathToolEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        decides: role whose answer is the team's where they do not agree: reasoner | tool; without an answer
-            of that role the team is wrong.
+        decides: role whose answer is the team's where they do not agree: reasoner | tool; without
+            an answer of that role the team is wrong.
         format_reward, match_reward: local, for an answer in a box and for a right one.
-        tolerance: relative, for a number of the Tool-user, compared with the truth or the Reasoner's answer;
-            integers are exact.
-        grader_workers: maximum number of grader processes; 0 means the number of cores, at most four.
+        tolerance: relative, for a number of the Tool-user, compared with the truth or the
+            Reasoner's answer; integers are exact.
+        grader_workers: maximum number of grader processes; 0 means the number of cores, at most
+            four.
         grader_timeout_s: CPU seconds for a comparison; an answer that takes longer scores 0.
     """
 
@@ -56,25 +57,27 @@ class MathToolEnvOptions:
 
 @EnvRegistry.register("math_tool")
 class MathToolEnv(BaseEnv):
-    r"""Environment that grades both answers and, at the end of a turn, compares them and determines the
-    team's answer.
+    r"""Environment that grades both answers and, at the end of a turn, compares them and determines
+    the team's answer.
 
-    Two answers agree when the grader finds them equal. The team's answer is the common one, else that of the
-    role `decides`; a missing answer counts as wrong, so that silence earns no more than an error. The team's
-    reward is the change of correctness (0 or 1) of its answer, so that an episode earns 1 if the last answer
-    is right. A single agent answers once, and its answer is the team's.
+    Two answers agree when the grader finds them equal. The team's answer is the common one, else
+    that of the role `decides`; a missing answer counts as wrong, so that silence earns no more than
+    an error. The team's reward is the change of correctness (0 or 1) of its answer, so that an
+    episode earns 1 if the last answer is right. A single agent answers once, and its answer is the
+    team's.
 
-    `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers, of a team);
-    `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box), `grader/timeouts`,
-    `grader/errors` (comparisons that count as unequal), all counted over the episode.
+    `info`: `success`, `agreed`; `reasoner/accuracy`, `tool/accuracy` (of the last answers, of a
+    team); `reasoner/unparsed`, `tool/unparsed` (replies without an answer in a box),
+    `grader/timeouts`, `grader/errors` (comparisons that count as unequal), all counted over the
+    episode.
     """
 
     config_class = MathToolEnvOptions
     blocking = False
 
     def reset(self, task: Task) -> Observation:
-        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}` is the
-        answer.
+        r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}`
+        is the answer.
 
         Raises:
             AgentSystemError: the task has no ground truth.
@@ -82,8 +85,8 @@ class MathToolEnv(BaseEnv):
         truth = str(task.ground_truth if task.ground_truth is not None else "")
         if not truth.strip():
             raise AgentSystemError(
-                f"task {task.task_id!r} has no ground truth; math_tool needs reward_model.ground_truth, the "
-                "answer"
+                f"task {task.task_id!r} has no ground truth; math_tool needs "
+                "reward_model.ground_truth, the answer"
             )
         self._problem = task.prompt
         self._truth = last_boxed(truth) or truth.strip()
@@ -158,8 +161,8 @@ class MathToolEnv(BaseEnv):
         return 0.0 if agent_id == REASONER else self.config.tolerance
 
     async def _equal(self, answer: str, other: str, tolerance: float = 0.0) -> bool:
-        """Return whether two answers are equal, with `tolerance` for numbers; failed comparisons are counted
-        and unequal.
+        """Return whether two answers are equal, with `tolerance` for numbers; failed comparisons
+        are counted and unequal.
         """
         if not answer.strip() or not other.strip():
             return False

@@ -27,8 +27,8 @@ class MathToolPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn; empty in the
-            first).
+        reasoner, tool: templates with `{env_prompt}` and `{feedback}` (result of the last turn;
+            empty in the first).
         feedback: template with `{reasoner}` and `{tool}`, their answers.
         nothing: text for a missing answer.
     """
@@ -100,8 +100,8 @@ class MathToolOptions:
 
     Attributes:
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
-        max_rounds: generations of the Tool-user per turn; tool calls of the last one are not run, so with 1
-            it has no tool.
+        max_rounds: generations of the Tool-user per turn; tool calls of the last one are not run,
+            so with 1 it has no tool.
     """
 
     prompt_style: str = "full"
@@ -116,8 +116,8 @@ class MathToolOptions:
 
 
 class MathToolAgent(StyledAgent):
-    """A role whose prompt shows the problem and, from the second turn on, both answers of the last turn. Its
-    action is the content of the last `\boxed{}`.
+    """A role whose prompt shows the problem and, from the second turn on, both answers of the last
+    turn. Its action is the content of the last `\boxed{}`.
     """
 
     styles = STYLES
@@ -129,8 +129,8 @@ class MathToolAgent(StyledAgent):
         return ""
 
     def messages(self, variables: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of `BaseAgent`, with `{feedback}` built from `last`, the environment's result
-        of the last turn.
+        """Return the messages of `BaseAgent`, with `{feedback}` built from `last`, the
+        environment's result of the last turn.
         """
         last = {name: text or self.style.nothing for name, text in (variables.get("last") or {}).items()}
         return super().messages({**variables, "feedback": self.style.feedback.format(**last) if last else ""})

@@ -1,5 +1,5 @@
-"""Path planning on a map by a team of two: the Tool Agent proposes moves, the Executor Agent checks them and
-moves.
+"""Path planning on a map by a team of two: the Tool Agent proposes moves, the Executor Agent checks
+them and moves.
 """
 
 from agent_system.workflows.plan_path.env import PlanPathEnv, PlanPathEnvOptions

@@ -36,18 +36,19 @@ class PlanPathEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: grid (the whole map) | compact (the offset of the goal and the cells
-            straight ahead).
+        view: the agents' observation: grid (the whole map) | compact (the offset of the goal and
+            the cells straight ahead).
         radius: cells that the compact view shows in each direction.
-        visits: the compact view counts the visits of its cells; without them every cell looks unvisited.
+        visits: the compact view counts the visits of its cells; without them every cell looks
+            unvisited.
         max_moves: maximum number of moves per turn; later ones are ignored and counted.
         success_reward: team reward for reaching the goal.
-        progress_reward: team reward for the whole way from start to goal, paid as the shortest distance so
-            far decreases.
+        progress_reward: team reward for the whole way from start to goal, paid as the shortest
+            distance so far decreases.
         illegal_penalty: local, for a plan or an action that runs into a wall or over the edge.
         format_penalty: local, for a reply without a list of moves.
-        shortfall_penalty: local, for moves directly away from the goal, proportionally less for better ones,
-            0 for the best moves.
+        shortfall_penalty: local, for moves directly away from the goal, proportionally less for
+            better ones, 0 for the best moves.
     """
 
     view: str = "grid"
@@ -70,19 +71,19 @@ class PlanPathEnvOptions:
 
 @EnvRegistry.register("plan_path")
 class PlanPathEnv(ProposerExecutorEnv):
-    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends the
-    episode at the goal.
+    """Environment that judges the Tool's moves without making them, makes the Executor's, and ends
+    the episode at the goal.
 
-    The Executor's moves are made in `act`, so that each of its candidates gets its own reward; `step` makes
-    them only in a turn without an Executor (a team of one, for example). A reply without a list of moves
-    makes none. The Tool's proposal is the prompt variable `{proposal}`.
+    The Executor's moves are made in `act`, so that each of its candidates gets its own reward;
+    `step` makes them only in a turn without an Executor (a team of one, for example). A reply
+    without a list of moves makes none. The Tool's proposal is the prompt variable `{proposal}`.
 
-    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`; `path_ratio`
-    (moves made / shortest path, in episodes that reach the goal); `tool/illegal`, `executor/illegal` (lists
-    that ran into a wall or over the edge), `tool/unparsed`, `executor/unparsed` (replies without a list),
-    `tool/surplus`, `executor/surplus` (moves beyond `max_moves`), `tool/failed_runs` (programs that did not
-    print a list of moves), all counted over the episode; `executor/followed` (its last moves equal the
-    proposal).
+    `info`: `success`; `progress` (0 to 1, best so far); `distance` (to the goal); `moves`;
+    `path_ratio` (moves made / shortest path, in episodes that reach the goal); `tool/illegal`,
+    `executor/illegal` (lists that ran into a wall or over the edge), `tool/unparsed`,
+    `executor/unparsed` (replies without a list), `tool/surplus`, `executor/surplus` (moves beyond
+    `max_moves`), `tool/failed_runs` (programs that did not print a list of moves), all counted over
+    the episode; `executor/followed` (its last moves equal the proposal).
     """
 
     config_class = PlanPathEnvOptions
@@ -229,8 +230,8 @@ def team_reward(
 ) -> float:
     """Return the team reward for going from `before` to `after`.
 
-    progress_reward * (best before - best after) / shortest path, plus success_reward on arrival. The sum over
-    an episode is at most `progress_reward + success_reward`.
+    progress_reward * (best before - best after) / shortest path, plus success_reward on arrival.
+    The sum over an episode is at most `progress_reward + success_reward`.
     """
     progress = (before.best - after.best) / max(1, grid.shortest)
     arrived = after.cell == grid.goal and before.cell != grid.goal
@@ -253,8 +254,8 @@ def local_reward(
 
 
 def shortfall(grid: GridMap, cell: int, agent_walk: PlanPathWalk, max_moves: int) -> float:
-    """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no progress, 1
-    directly away from the goal.
+    """Return the shortfall against the best moves, in [0, 1]: 0 on a shortest path, 1/2 for no
+    progress, 1 directly away from the goal.
     """
     possible = min(max_moves, grid.distances[cell])
     gained = grid.distances[cell] - grid.distances[agent_walk.end]

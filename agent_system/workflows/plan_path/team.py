@@ -1,4 +1,6 @@
-"""The Tool proposes moves, or writes a program that does; the Executor decides which moves are made."""
+"""The Tool proposes moves, or writes a program that does; the Executor decides which moves are
+made.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ Moves: U (up, row - 1), D (down, row + 1), L (left, column - 1), R (right, colum
 A turn makes at most {max_moves} moves, one after the other; the first one into a wall or over the edge ends it.
 """,
     tool=Part(
-        "You are the Tool in a team of two that walks to a goal. You propose the next moves; the Executor "
-        "checks them and walks.",
+        "You are the Tool in a team of two that walks to a goal. You propose the next moves; the "
+        "Executor checks them and walks.",
         """\
 Find a short way around the walls and propose its first moves. End with them in the form <moves>R, R, D</moves>.""",
     ),
@@ -43,8 +45,8 @@ Follow the proposed moves cell by cell. If one is illegal or leads away from the
 the form <moves>R, R, D</moves>.""",
     ),
     programmer=Part(
-        "You are the Tool in a team of two that walks to a goal. You write a program that proposes moves; "
-        "the Executor checks them and walks.",
+        "You are the Tool in a team of two that walks to a goal. You write a program that proposes "
+        "moves; the Executor checks them and walks.",
         """\
 Write a Python program that finds a short way around the walls from where you are to the goal and prints its moves in the form R, R, D, \
 and nothing else. It is run once and reads the map from standard input, a row a line: @ is you, G the goal, # a wall, . free. It has the \

@@ -1,5 +1,5 @@
-"""Question answering with a search engine by a team of three: a Verifier routes to a Search Agent or an
-Answer Agent.
+"""Question answering with a search engine by a team of three: a Verifier routes to a Search Agent
+or an Answer Agent.
 """
 
 from agent_system.workflows.search.env import ANSWER, SEARCH, VERIFIER, Query, SearchEnv, SearchEnvOptions

@@ -56,21 +56,25 @@ class SearchEnvOptions:
     """Options under `env.params`: source of passages, and rewards.
 
     Attributes:
-        corpus: jsonl file of documents; the run starts a server for it on loopback, which ends with the run.
-        url: a running server, ours or another one with Search-R1's `/retrieve`; instead of `corpus`.
+        corpus: jsonl file of documents; the run starts a server for it on loopback, which ends with
+            the run.
+        url: a running server, ours or another one with Search-R1's `/retrieve`; instead of
+            `corpus`.
         topk: passages per search.
         timeout_s: time limit of a search in seconds; exceeding it fails the episode.
         start_timeout_s: time limit for the start of the server of a `corpus`, in seconds.
         latency_s: seconds that a search takes in the median in addition, log-normal with sigma
             `LATENCY_SIGMA`: simulates a remote engine.
-        max_query_chars: longer queries are not sent; the team reads the reason, and they are counted.
+        max_query_chars: longer queries are not sent; the team reads the reason, and they are
+            counted.
         max_passage_chars: characters of a passage that the team reads.
         view: format of passages: full (numbered, with titles) | text (the texts alone).
         reward: team reward of an answer: em (exact match) | f1.
-        search_reward: local, for a search whose passages are the first ones that contain an accepted answer.
-        verdict_reward: local, sum over an episode's verdicts when all are right (yes if a passage so far
-            contains an accepted answer, no if none does); each verdict is paid the change of the share of
-            right ones.
+        search_reward: local, for a search whose passages are the first ones that contain an
+            accepted answer.
+        verdict_reward: local, sum over an episode's verdicts when all are right (yes if a passage
+            so far contains an accepted answer, no if none does); each verdict is paid the change of
+            the share of right ones.
     """
 
     corpus: str = ""
@@ -97,14 +101,14 @@ class SearchEnvOptions:
             raise AgentSystemError(f"env.params.latency_s must not be negative, found {self.latency_s!r}")
 
     def check_source(self) -> None:
-        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for `start_timeout_s`
-        with `url`.
+        """Raise AgentSystemError unless exactly one of `corpus` and `url` is set, or for
+        `start_timeout_s` with `url`.
         """
         if bool(self.corpus) == bool(self.url):
             sources = f"both ({self.corpus} and {self.url})" if self.corpus else "neither"
             raise AgentSystemError(
-                "the search environment needs one of env.params.corpus (a jsonl file) and env.params.url (a "
-                f"retrieval server), found {sources}"
+                "the search environment needs one of env.params.corpus (a jsonl file) and "
+                f"env.params.url (a retrieval server), found {sources}"
             )
         if self.url and self.start_timeout_s != SearchEnvOptions.start_timeout_s:
             raise AgentSystemError(
@@ -115,19 +119,21 @@ class SearchEnvOptions:
 
 @EnvRegistry.register("search")
 class SearchEnv(BaseEnv):
-    """Environment that searches for the Search Agent and ends the episode with the Answer Agent's answer.
+    """Environment that searches for the Search Agent and ends the episode with the Answer Agent's
+    answer.
 
-    Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a turn in which
-    neither acted (a team of one, for example): a `Query` searches, any other action answers. The passages are
-    the observation of the next turn. A failed search raises `RetrievalError`, which fails its own episode
-    only.
+    Both happen in `act`, so that each candidate gets its own reward; `step` does them only in a
+    turn in which neither acted (a team of one, for example): a `Query` searches, any other action
+    answers. The passages are the observation of the next turn. A failed search raises
+    `RetrievalError`, which fails its own episode only.
 
-    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (a passage so far contains an accepted
-    answer), `verifier/accuracy` (share of verdicts that agree with `known`; a missing verdict is wrong), and
-    over the episode the counts `verifier/early` (yes while `known` is false), `verifier/unparsed`,
-    `search/unparsed`, `answer/unparsed`, `search/too_long`, `search/empty` (searches without result),
-    `search/repeated` (queries sent before). Passages do not show whether the answer to a yes-no question is
-    known: its episodes have no `known`, `verifier/accuracy` and `verifier/early`, and no local rewards.
+    `info`: `success` (exact match), `f1`, `searches` (sent), `known` (a passage so far contains an
+    accepted answer), `verifier/accuracy` (share of verdicts that agree with `known`; a missing
+    verdict is wrong), and over the episode the counts `verifier/early` (yes while `known` is
+    false), `verifier/unparsed`, `search/unparsed`, `answer/unparsed`, `search/too_long`,
+    `search/empty` (searches without result), `search/repeated` (queries sent before). Passages do
+    not show whether the answer to a yes-no question is known: its episodes have no `known`,
+    `verifier/accuracy` and `verifier/early`, and no local rewards.
     """
 
     config_class = SearchEnvOptions
@@ -137,7 +143,8 @@ class SearchEnv(BaseEnv):
         """Start from the question.
 
         Raises:
-            AgentSystemError: there is no accepted answer that an answer can match, or no source of passages.
+            AgentSystemError: there is no accepted answer that an answer can match, or no source of
+                passages.
         """
         self.config.check_source()
         self._accepted = _answers_of(task)
@@ -193,11 +200,13 @@ class SearchEnv(BaseEnv):
         return copy
 
     def check_workers(self) -> None:
-        """Raise AgentSystemError for a `corpus`, for which every worker would start a server of its own."""
+        """Raise AgentSystemError for a `corpus`, for which every worker would start a server of its
+        own.
+        """
         if self.config.corpus:
             raise AgentSystemError(
-                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a retrieval "
-                "server, with an index, in every worker; start one with `python -m "
+                f"env.params.corpus={self.config.corpus} with env.workers.num>0 would start a "
+                "retrieval server, with an index, in every worker; start one with `python -m "
                 "agent_system.workflows.search.world.server --corpus FILE --port 8000` and set "
                 "env.params.url=http://127.0.0.1:8000 instead, or set env.workers.num=0"
             )
@@ -227,8 +236,8 @@ class SearchEnv(BaseEnv):
         )
 
     def _judge(self, action: str) -> Outcome:
-        """Record a verdict; it is paid the change of the share of right verdicts, so an episode earns at most
-        `verdict_reward`.
+        """Record a verdict; it is paid the change of the share of right verdicts, so an episode
+        earns at most `verdict_reward`.
         """
         self._counts["verifier/unparsed"] += not action
         if not self._searchable:
@@ -303,8 +312,8 @@ def _answers_of(task: Task) -> list[str]:
         raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
     if not can_be_matched(accepted):
         raise AgentSystemError(
-            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be given; expected "
-            "a text, a list of texts or "
+            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be "
+            "given; expected a text, a list of texts or "
             f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
         )
     return accepted

@@ -1,5 +1,5 @@
-"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent is
-called.
+"""A Verifier decides whether the team searches or answers; then a Search Agent or an Answer Agent
+is called.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class SearchPromptStyle:
     """Prompt templates for one kind of model. Literal braces are doubled.
 
     Attributes:
-        verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches so far),
-            `{team_context}` and `{step}`.
-        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's name) and
-            `{text}`.
+        verifier, search, answer: templates with `{env_prompt}` (the question), `{memory}` (searches
+            so far), `{team_context}` and `{step}`.
+        entry: template for quoting a reply of this turn, with `{role}` (first word of the agent's
+            name) and `{text}`.
         separator: text between replies.
         no_replies: text for an empty discussion.
     """
@@ -118,7 +118,8 @@ class SearchOptions:
     """Options under `agent.orchestra.search`.
 
     Attributes:
-        verdict_fallback: verdict of a Verifier's reply without a clear one: no (search) | yes (answer).
+        verdict_fallback: verdict of a Verifier's reply without a clear one: no (search) | yes
+            (answer).
         prompt_style: wording of the prompts: full | short (for models of a few million parameters).
     """
 
@@ -131,7 +132,9 @@ class SearchOptions:
 
 
 class SearchWorkflowAgent(StyledAgent):
-    """A role whose prompt shows the question, the searches and, in some styles, the replies of this turn."""
+    """A role whose prompt shows the question, the searches and, in some styles, the replies of this
+    turn.
+    """
 
     styles = STYLES
     options = SearchOptions
@@ -141,8 +144,8 @@ class SearchWorkflowAgent(StyledAgent):
 class SearchVerifierAgent(SearchWorkflowAgent):
     """The role that decides whether the passages suffice for an answer.
 
-    Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]` holds the
-    fallback.
+    Its action is `yes`, `no`, or empty when no verdict could be parsed: then `fields["enough"]`
+    holds the fallback.
     """
 
     role = VERIFIER
@@ -164,7 +167,9 @@ class SearchVerifierAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(SEARCH, orchestra="search")
 class SearchAgent(SearchWorkflowAgent):
-    """The role that writes a query; its action is a `Query`, which is empty when the reply has none."""
+    """The role that writes a query; its action is a `Query`, which is empty when the reply has
+    none.
+    """
 
     role = SEARCH
     template = "search"
@@ -177,8 +182,8 @@ class SearchAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(ANSWER, orchestra="search")
 class AnswerAgent(SearchWorkflowAgent):
-    """The role that answers the question; its action is the answer, which is empty when the reply has
-    none.
+    """The role that answers the question; its action is the answer, which is empty when the reply
+    has none.
     """
 
     role = ANSWER
@@ -188,8 +193,8 @@ class AnswerAgent(SearchWorkflowAgent):
 
 @AgentRegistry.register(SINGLE, orchestra="single", env="search")
 class SingleSearchAgent(SingleAgent):
-    """One agent that searches or answers: what its reply says last; a reply with neither is an empty
-    `Query`.
+    """One agent that searches or answers: what its reply says last; a reply with neither is an
+    empty `Query`.
     """
 
     styles = SINGLE_STYLES

@@ -1,4 +1,6 @@
-"""Sokoban by a team of two: the Tool Agent proposes moves, the Executor Agent checks and makes them."""
+"""Sokoban by a team of two: the Tool Agent proposes moves, the Executor Agent checks and makes
+them.
+"""
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL
 from agent_system.workflows.sokoban.env import SokobanEnv, SokobanEnvOptions

@@ -43,29 +43,30 @@ class SokobanEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: map | spaced (a space between cells, so that a tokenizer makes each
-            cell a token) | compact (the offsets of box and goal and the cells around the box in a fixed
-            layout; rooms with one box).
-        actions: what a letter of an action is: moves (a step of the player) | pushes (a push of the only box:
-            the player walks to the cell behind it first; rooms with one box). With pushes, the options and
-            metrics about moves are about pushes.
-        show_last: a last line of the observation shows the moves made in the last turn and the illegal one
-            that stopped them.
+        view: the agents' observation: map | spaced (a space between cells, so that a tokenizer
+            makes each cell a token) | compact (the offsets of box and goal and the cells around the
+            box in a fixed layout; rooms with one box).
+        actions: what a letter of an action is: moves (a step of the player) | pushes (a push of the
+            only box: the player walks to the cell behind it first; rooms with one box). With
+            pushes, the options and metrics about moves are about pushes.
+        show_last: a last line of the observation shows the moves made in the last turn and the
+            illegal one that stopped them.
         max_moves: maximum number of moves per turn; later ones are not made and count as cut.
-        progress: measure of progress for the team's reward: boxes (highest number on goals so far) | distance
-            (fewest pushes left so far, by the solver's lower bound).
+        progress: measure of progress for the team's reward: boxes (highest number on goals so far)
+            | distance (fewest pushes left so far, by the solver's lower bound).
         progress_weight: share of the team's reward for progress; the rest is for solving the room.
-        plan_weight: coefficient of a plan's local reward: the increase of the team's return that its moves
-            would bring, compared with the last plan or the moves made since.
+        plan_weight: coefficient of a plan's local reward: the increase of the team's return that
+            its moves would bring, compared with the last plan or the moves made since.
         format_penalty: local, for a reply without readable moves.
-        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves beyond
-            `max_moves`.
-        repeat_penalty: local, for moves that begin with the illegal move that stopped the last turn's.
+        illegal_penalty: local, for moves that run into a wall or a blocked box, and for moves
+            beyond `max_moves`.
+        repeat_penalty: local, for moves that begin with the illegal move that stopped the last
+            turn's.
         deadlock_penalty: local, for moves after which the room is unsolvable.
         deadlock_ends: an unsolvable room ends the episode.
-        shortfall_penalty: local, for moves away from the solution; half of it for moves without progress,
-            nothing for the solver's own moves. A value above 0 runs the solver on every state that a reply
-            leads to, which is slow in large rooms with many boxes.
+        shortfall_penalty: local, for moves away from the solution; half of it for moves without
+            progress, nothing for the solver's own moves. A value above 0 runs the solver on every
+            state that a reply leads to, which is slow in large rooms with many boxes.
     """
 
     view: str = "map"
@@ -105,10 +106,11 @@ class SokobanEpisode:
         value: value of the Tool's last plan, or of the moves made since, whichever is higher.
         last, stopped: the moves made last, and the illegal move after them; empty without.
         acted: the Executor has made this turn's moves.
-        plan: the Tool's proposal in this turn; None when it is missing or unreadable, for the given `reason`.
+        plan: the Tool's proposal in this turn; None when it is missing or unreadable, for the given
+            `reason`.
         moves, pushes, illegal, unparsable, cut: counts over the episode's actions.
-        plans, legal_plans, followed: number of proposals, of legal ones, of those that the Executor made
-            unchanged.
+        plans, legal_plans, followed: number of proposals, of legal ones, of those that the Executor
+            made unchanged.
         failed_runs: programs that printed no moves.
     """
 
@@ -165,16 +167,17 @@ class MovesResult:
 class SokobanEnv(ProposerExecutorEnv):
     """A room that the Tool plans for and the Executor moves in.
 
-    The task's text is the room. A proposal is evaluated without being made; the Executor's moves are made in
-    `act`, so that their reward belongs to that call, and `step` makes moves only in a turn without an
-    Executor. Unreadable replies and illegal moves are penalised and counted; the episode continues. The
-    Tool's proposal is the prompt variable `{proposal}`: at most `max_moves` moves, or `none: ` and the
-    reason.
+    The task's text is the room. A proposal is evaluated without being made; the Executor's moves
+    are made in `act`, so that their reward belongs to that call, and `step` makes moves only in a
+    turn without an Executor. Unreadable replies and illegal moves are penalised and counted; the
+    episode continues. The Tool's proposal is the prompt variable `{proposal}`: at most `max_moves`
+    moves, or `none: ` and the reason.
 
-    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room is unsolvable);
-    `moves`, `pushes`, `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed` (shares of the
-    proposals), `plan/failed_runs` (programs that printed no moves); `push_efficiency` of solved rooms (fewest
-    possible pushes / pushes made, where the former is known).
+    `info`: `success`; `progress` (best so far); `boxes_on_goals`; `deadlock` (the room is
+    unsolvable); `moves`, `pushes`, `illegal`, `unparsable`, `cut`; `plan/legal`, `plan/followed`
+    (shares of the proposals), `plan/failed_runs` (programs that printed no moves);
+    `push_efficiency` of solved rooms (fewest possible pushes / pushes made, where the former is
+    known).
     """
 
     config_class = SokobanEnvOptions
@@ -184,8 +187,8 @@ class SokobanEnv(ProposerExecutorEnv):
         """Start in the room given by the task's text.
 
         Raises:
-            AgentSystemError: the text is not a room, the room is solved already or unsolvable, or the view
-                cannot show it.
+            AgentSystemError: the text is not a room, the room is solved already or unsolvable, or
+                the view cannot show it.
         """
         room, state = parse_room(task.prompt)
         if is_solved(room, state):
@@ -204,8 +207,8 @@ class SokobanEnv(ProposerExecutorEnv):
                 else "view=spaced or map"
             )
             raise AgentSystemError(
-                f"task {task.task_id!r}: env.params.{limit} rooms with one box, found {len(state.boxes)}; "
-                f"use {others}"
+                f"task {task.task_id!r}: env.params.{limit} rooms with one box, found "
+                f"{len(state.boxes)}; use {others}"
             )
         begun = progress(room, state, state, self.config.progress)
         self._world = SokobanEpisode(room, state, state, begun, self.config.progress_weight * begun)
@@ -213,8 +216,8 @@ class SokobanEnv(ProposerExecutorEnv):
         return self._observation
 
     async def observe(self, agent_id: str = "") -> Observation:
-        """Return the observation at the start of the turn, with the Tool's proposal; the same for every
-        agent.
+        """Return the observation at the start of the turn, with the Tool's proposal; the same for
+        every agent.
         """
         world = self._world
         proposal = f"none: {world.reason}" if world.plan is None else " ".join(world.plan)
@@ -364,8 +367,8 @@ def judge(
 
 
 def progress(room: Room, start: SokobanState, state: SokobanState, kind: str) -> float:
-    """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left / pushes
-    needed from `start`.
+    """Return the progress of `state`, 0 to 1 (solved): share of boxes on goals, or 1 - pushes left
+    / pushes needed from `start`.
     """
     if kind == "boxes":
         return boxes_on_goals(room, state) / len(room.goals)
@@ -393,11 +396,12 @@ def penalties(options: SokobanEnvOptions) -> tuple[float, ...]:
 def shortfall(
     room: Room, state: SokobanState, agent_walk: SokobanWalk | None, options: SokobanEnvOptions
 ) -> float:
-    """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to 1.
+    """Return the shortfall of moves from `state` against the solver's first `max_moves` moves, 0 to
+    1.
 
-    0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back, for moves
-    that make the room unsolvable, and for a reply without readable moves (`agent_walk` is None). 0 where no
-    solution of `state` is known.
+    0 for moves that shorten the solution as much, 1/2 for no progress, 1 for as many moves back,
+    for moves that make the room unsolvable, and for a reply without readable moves (`agent_walk` is
+    None). 0 where no solution of `state` is known.
     """
     before = solve(room, state).solution
     if before is None:

@@ -42,22 +42,22 @@ at most {max_moves} moves, one after the other; the first one that cannot be mad
 {env_prompt}
 """,
     tool=Part(
-        "You are the Tool agent in a team of two. You propose the next moves; the Executor checks and makes "
-        "them.",
+        "You are the Tool agent in a team of two. You propose the next moves; the Executor checks "
+        "and makes them.",
         """\
 Work out which cell the player must stand on to push each box towards a goal, and how to get there. End with your plan as a list of \
 moves, such as <moves>U R R D</moves>.""",
     ),
     executor=Part(
-        "You are the Executor in a team of two. The Tool agent proposes moves; you check them, mend them "
-        "where they are wrong, and act.",
+        "You are the Executor in a team of two. The Tool agent proposes moves; you check them, "
+        "mend them where they are wrong, and act.",
         """\
 Follow the proposal move by move on the map. If it runs into a wall, pushes a blocked box or loses a box in a corner, write better \
 moves. End with the moves that are to be made, such as <moves>U R R D</moves>.""",
     ),
     programmer=Part(
-        "You are the Tool agent in a team of two. You write a program that proposes moves; the Executor "
-        "checks and makes them.",
+        "You are the Tool agent in a team of two. You write a program that proposes moves; the "
+        "Executor checks and makes them.",
         """\
 Write a Python program that works out how to push each box onto a goal and prints the next moves, at most \
 {max_moves}, in the form U R R D, and nothing else. It is run once and reads the room as it is from standard input, a row a line without \

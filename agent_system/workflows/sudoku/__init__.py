@@ -1,5 +1,5 @@
-"""Sudoku by a team of two: the Tool Agent plans, the Executor Agent checks the plan and writes on the
-board.
+"""Sudoku by a team of two: the Tool Agent plans, the Executor Agent checks the plan and writes on
+the board.
 """
 
 from agent_system.workflows.proposer_executor import EXECUTOR, TOOL

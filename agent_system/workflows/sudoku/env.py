@@ -33,24 +33,25 @@ class SudokuEnvOptions:
     """Options under `env.params`.
 
     Attributes:
-        view: the agents' observation: grid (the clues, and the board below them once something is written) |
-            digits (the board alone, 0 for an empty cell).
-        clashes: treatment of a digit that its row, column or box already holds: keep (it is written) | refuse
-            (it is not) | clear (it is not, and the cells that hold it are emptied unless they are clues,
-            which removes earlier wrong digits).
-        max_cells: maximum number of cells that one action may change; later ones are left out and counted.
+        view: the agents' observation: grid (the clues, and the board below them once something is
+            written) | digits (the board alone, 0 for an empty cell).
+        clashes: treatment of a digit that its row, column or box already holds: keep (it is
+            written) | refuse (it is not) | clear (it is not, and the cells that hold it are emptied
+            unless they are clues, which removes earlier wrong digits).
+        max_cells: maximum number of cells that one action may change; later ones are left out and
+            counted.
         success_reward: team reward for the solved puzzle, once.
-        progress_reward: team reward for all cells right; each part of it is paid when it is reached for the
-            first time.
-        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the difference to
-            its last plan.
-        illegal_penalty: subtracted from the local reward of a call whose action cannot be read, touches a
-            clue or leaves the board.
-        clash_penalty: times the share of the newly written cells that clash with a row, column or box;
-            subtracted likewise.
-        wrong_penalty: times the share of the action's cells that it makes wrong (writes a digit other than
-            the solution's, or empties a cell with the solution's); subtracted likewise. Unchanged cells do
-            not count.
+        progress_reward: team reward for all cells right; each part of it is paid when it is reached
+            for the first time.
+        plan_reward: local reward of the Tool for a plan that makes all cells right; paid as the
+            difference to its last plan.
+        illegal_penalty: subtracted from the local reward of a call whose action cannot be read,
+            touches a clue or leaves the board.
+        clash_penalty: times the share of the newly written cells that clash with a row, column or
+            box; subtracted likewise.
+        wrong_penalty: times the share of the action's cells that it makes wrong (writes a digit
+            other than the solution's, or empties a cell with the solution's); subtracted likewise.
+            Unchanged cells do not count.
     """
 
     view: str = "grid"
@@ -73,20 +74,22 @@ class SudokuEnvOptions:
 
 @EnvRegistry.register("sudoku")
 class SudokuEnv(ProposerExecutorEnv):
-    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best board so
-    far.
+    """Environment that writes the Executor's cells, keeps the clues, and pays the team for the best
+    board so far.
 
-    The Tool's plan is the prompt variable `{proposal}`: the cells or the grid, or `none: ` and the reason.
+    The Tool's plan is the prompt variable `{proposal}`: the cells or the grid, or `none: ` and the
+    reason.
 
     Attributes:
         state: puzzle and board, from `reset` on.
 
-    `info`: `success`; `progress` (highest share of right open cells so far) and `right` (the current share);
+    `info`: `success`; `progress` (highest share of right open cells so far) and `right` (the
+    current share);
         `unreadable`, `illegal`
-    (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that clash,
-    written or refused) and `cells_cut` (beyond `max_cells`) of the Executor so far; of the Tool likewise
-    under `tool/`, and `tool/progress` (share of the open cells that its last plan would make right);
-    `tool/failed_runs` (programs that printed no plan).
+    (actions stopped by a clue or the edge of the board), `clues_touched`, `clashes` (cells that
+    clash, written or refused) and `cells_cut` (beyond `max_cells`) of the Executor so far; of the
+    Tool likewise under `tool/`, and `tool/progress` (share of the open cells that its last plan
+    would make right); `tool/failed_runs` (programs that printed no plan).
     """
 
     config_class = SudokuEnvOptions
@@ -103,8 +106,8 @@ class SudokuEnv(ProposerExecutorEnv):
         text = task.extra.get("puzzle")
         if not isinstance(text, str):
             raise AgentSystemError(
-                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), found "
-                f"{text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
+                f"task {task.task_id!r} has no extra_info.puzzle (one line of digits and dots), "
+                f"found {text!r:.80}; make rows with: python -m agent_system.workflows.data sudoku"
             )
         self.state = SudokuState.start(puzzle_from_text(text))
         self._best = self._plan = self.state.progress
@@ -114,8 +117,8 @@ class SudokuEnv(ProposerExecutorEnv):
         return self.observe()
 
     def observe(self, agent_id: str = "") -> Observation:
-        """Return the board in the format of `env.params.view`, with the Tool's plan; the same for every
-        agent.
+        """Return the board in the format of `env.params.view`, with the Tool's plan; the same for
+        every agent.
         """
         text = digits_text(self.state.board) if self.config.view == "digits" else describe(self.state)
         return Observation(text, {"anchor": self.state.key, "proposal": self._proposal})
@@ -201,15 +204,15 @@ class SudokuEnv(ProposerExecutorEnv):
 def team_reward(options: SudokuEnvOptions, best: float, after: SudokuState) -> float:
     """Return the team reward: progress beyond `best`, the highest so far, and success.
 
-    The episode ends when the puzzle is solved, so success is paid once, and the sum over an episode is at
-    most `progress_reward + success_reward`.
+    The episode ends when the puzzle is solved, so success is paid once, and the sum over an episode
+    is at most `progress_reward + success_reward`.
     """
     return options.progress_reward * max(0.0, after.progress - best) + options.success_reward * after.solved
 
 
 def penalty(options: SudokuEnvOptions, applied: AppliedAction) -> float:
-    """Return the penalty of a call of either role for an action that is unreadable, illegal, clashing or
-    wrong; at least 0.
+    """Return the penalty of a call of either role for an action that is unreadable, illegal,
+    clashing or wrong; at least 0.
     """
     wrong_form = not applied.readable or applied.illegal
     share = options.clash_penalty * applied.clash_share + options.wrong_penalty * applied.wrong_share
@@ -222,7 +225,7 @@ def penalties(options: SudokuEnvOptions) -> tuple[float, ...]:
 
 
 def plan_reward(options: SudokuEnvOptions, previous: float, applied: AppliedAction) -> float:
-    """Return the Tool's reward for a plan that results in `applied`; `previous` is the progress of its last
-    plan.
+    """Return the Tool's reward for a plan that results in `applied`; `previous` is the progress of
+    its last plan.
     """
     return options.plan_reward * (applied.state.progress - previous)

@@ -1,5 +1,5 @@
-"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and writes on the
-board.
+"""The Tool plans cells, or writes a program that prints them; the Executor checks the plan and
+writes on the board.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ cannot be changed; other cells may be written again. Once something is written, 
 {memory}
 """,
     tool=Part(
-        "You are the Tool Agent in a team of two. You propose a plan; the Executor checks it and writes it "
-        "on the board.",
+        "You are the Tool Agent in a team of two. You propose a plan; the Executor checks it and "
+        "writes it on the board.",
         """\
 This is turn {step}. Work out the empty cells step by step, those with one possible digit first. End with the plan: either cells as \
 row, column, digit (counted from 1), such as <plan>1 2 3; 4 1 2</plan>, or the whole grid with one line per row between <plan> and \
 </plan>.""",
     ),
     executor=Part(
-        "You are the Executor in a team of two. The Tool Agent proposes a plan; what you write is what "
-        "counts.",
+        "You are the Executor in a team of two. The Tool Agent proposes a plan; what you write is "
+        "what counts.",
         """\
 This is turn {step}. Check every cell of the plan against its row, column and box, and mend what is wrong. End with what you write: \
 either cells as row, column, digit (counted from 1; digit 0 empties a cell), such as <action>1 2 3; 4 1 2</action>, or the whole grid \

@@ -1,5 +1,5 @@
-"""The Ray backend: every worker is an actor in a placement group, on one or several nodes. Names of the
-package itself are verl's.
+"""The Ray backend: every worker is an actor in a placement group, on one or several nodes. Names of
+the package itself are verl's.
 """
 
 from typing import Any

@@ -13,7 +13,8 @@ from verl.single_controller.worker_group import ClassWithInitArgs
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):
-    """A worker class, plain or decorated with `ray.remote`, with its constructor arguments and actor options.
+    """A worker class, plain or decorated with `ray.remote`, with its constructor arguments and
+    actor options.
 
     `update_options({"max_concurrency": 64})` lets an actor with `async def` methods serve that many
     concurrent calls.
@@ -41,8 +42,8 @@ class RayClassWithInitArgs(ClassWithInitArgs):
     def create(
         self, placement_group: Any, bundle: int, name: str | None, env_vars: dict[str, str], num_gpus: float
     ) -> Any:
-        """Start one actor in a bundle and return its handle; `env_vars` override those of the `runtime_env`
-        option.
+        """Start one actor in a bundle and return its handle; `env_vars` override those of the
+        `runtime_env` option.
         """
         actor_class = self.cls if isinstance(self.cls, ActorClass) else ray.remote(self.cls)
         runtime_env = dict(self._options.get("runtime_env") or {})

@@ -13,8 +13,8 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 from verl.utils.host_memory import note_of_kills
 
-# How long to wait, after an error of one rank, for the death of another: if a rank dies in a collective, the
-# lost connections of its peers are often reported first.
+# How long to wait, after an error of one rank, for the death of another: if a rank dies in a
+# collective, the lost connections of its peers are often reported first.
 DEATH_NOTICE_S = 10.0
 
 
@@ -42,8 +42,8 @@ def is_death(error: Any) -> bool:
 
 
 class RayPendingResults(PendingResults):
-    """A list of object references, one per call. `ray.get` works on it; `get` raises more informative
-    errors.
+    """A list of object references, one per call. `ray.get` works on it; `get` raises more
+    informative errors.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class RayPendingResults(PendingResults):
         )
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """Wait for all calls; the first failure ends the wait, so that peers stuck in a collective do not
-        delay it.
+        """Wait for all calls; the first failure ends the wait, so that peers stuck in a collective
+        do not delay it.
 
-        Raises TimeoutError, WorkerDiedError (ArgumentLostError if the worker that held an argument has died),
-        or the worker's error.
+        Raises TimeoutError, WorkerDiedError (ArgumentLostError if the worker that held an argument
+        has died), or the worker's error.
         """
         limit = self.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -137,15 +137,15 @@ class RayPendingResults(PendingResults):
     def _timed_out(self, limit: float, ranks: list[int]) -> TimeoutError:
         names = ", ".join(self.workers[i] for i in ranks)
         return TimeoutError(
-            f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} calls "
-            "unfinished)"
+            f"waited {limit:g} s for {self.method_name} on {names} ({len(ranks)} of {len(self)} "
+            "calls unfinished)"
         )
 
     def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
         last = str(error).strip().splitlines()[-1]
         return ArgumentLostError(
-            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because the worker "
-            f"that held it died: {last}"
+            f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because "
+            f"the worker that held it died: {last}"
         )
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:

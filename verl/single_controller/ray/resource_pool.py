@@ -36,16 +36,16 @@ class Slot:
 class RayResourcePool(ResourcePool):
     """Placement groups that reserve the resources of `process_on_nodes` processes.
 
-    A bundle reserves `cpus_per_process` CPUs and, with `use_gpu`, one GPU; worker groups that share the pool
-    share its bundles, and each takes 1 / `max_colocate_count` of the GPU. The groups are made on first use
-    and removed with the last worker group.
+    A bundle reserves `cpus_per_process` CPUs and, with `use_gpu`, one GPU; worker groups that share
+    the pool share its bundles, and each takes 1 / `max_colocate_count` of the GPU. The groups are
+    made on first use and removed with the last worker group.
 
     Args:
         process_on_nodes: processes per node.
         use_gpu: reserve one GPU per process.
         max_colocate_count: worker groups that may share a GPU.
-        cpus_per_process: CPUs reserved per bundle; workers themselves request none, so colocation never waits
-            for CPUs.
+        cpus_per_process: CPUs reserved per bundle; workers themselves request none, so colocation
+            never waits for CPUs.
         timeout_s: limit of the wait for the resources, in seconds.
     """
 
@@ -74,8 +74,8 @@ class RayResourcePool(ResourcePool):
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """Return the placement groups, made on the first call.
 
-        Raises TimeoutError, naming requested and available resources, when the resources are not available in
-        time.
+        Raises TimeoutError, naming requested and available resources, when the resources are not
+        available in time.
         """
         if self.pgs is not None:
             return self.pgs
@@ -94,8 +94,8 @@ class RayResourcePool(ResourcePool):
             raise TimeoutError(
                 f"no room for {self.store} processes (per node) of {self.bundle()} each within "
                 f"{self.timeout_s:g} s; the cluster has {ray.cluster_resources()}, free now "
-                f"{ray.available_resources()}: ask for fewer processes, set cpus_per_process, or give "
-                "ray.init more"
+                f"{ray.available_resources()}: ask for fewer processes, set cpus_per_process, or "
+                "give ray.init more"
             ) from error
         self.pgs = sort_placement_group_by_node_ip(groups)
         return self.pgs
@@ -181,7 +181,9 @@ def node_of(group: PlacementGroup, bundle: int = 0) -> str:
 
 
 def sort_placement_group_by_node_ip(pgs: list[PlacementGroup]) -> list[PlacementGroup]:
-    """Return placement groups in order of their node's address, so that ranks are the same in every run."""
+    """Return placement groups in order of their node's address, so that ranks are the same in every
+    run.
+    """
     if len(pgs) < 2:
         return pgs
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}

@@ -13,8 +13,8 @@ TOO_SLOW = "timed out during startup"
 
 
 def start_private_cluster(**options: Any) -> None:
-    """Call `ray.init(address="local", ...)` without a dashboard, with retries when Ray's startup times out on
-    a busy machine.
+    """Call `ray.init(address="local", ...)` without a dashboard, with retries when Ray's startup
+    times out on a busy machine.
 
     Args:
         options: options of `ray.init`.

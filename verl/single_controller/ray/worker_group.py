@@ -32,11 +32,11 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: start of the actors' names; random when None.
         worker_env: environment variables for the workers, e.g. OMP_NUM_THREADS.
         timeout_s: limit of every wait for a result, in seconds.
-        peers: pools whose processes connect to rank 0 as well, which then has an address that all of them
-            reach.
+        peers: pools whose processes connect to rank 0 as well, which then has an address that all
+            of them reach.
 
-    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError when
-    resources are not available in time.
+    Raises ValueError when `worker_env` sets a variable that the group sets itself; TimeoutError
+    when resources are not available in time.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ def find_rendezvous(
     port_range: Sequence[int] | None = None,
     peers: Sequence[Slot] = (),
 ) -> tuple[str, int]:
-    """Return address and port of rank 0: loopback when all ranks and peers share a node, so that no port is
-    open to the network.
+    """Return address and port of rank 0: loopback when all ranks and peers share a node, so that no
+    port is open to the network.
 
     Args:
         slots: slots of the ranks.

@@ -1,4 +1,6 @@
-"""Export of a checkpoint to folders that transformers and peft load, one per policy, with a model card."""
+"""Export of a checkpoint to folders that transformers and peft load, one per policy, with a model
+card.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class ExportError(ValueError):
 
 
 def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
-    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about the team.
-    Return the policies' folders.
+    """Write every trained policy of a checkpoint to `out/<policy_id>/`, and `out/README.md` about
+    the team. Return the policies' folders.
 
     `out` appears atomically after everything is written.
 
@@ -62,8 +64,8 @@ def export(checkpoint: str | Path, out: str | Path) -> list[Path]:
 
 
 def write_policy(saved: SavedRun, spec: WorkerGroupSpec, adapter: str | None, folder: Path) -> None:
-    """Write one policy with its tokenizer: the copy in the checkpoint (`trainer.save_hf_model`), or one built
-    from its parameters.
+    """Write one policy with its tokenizer: the copy in the checkpoint (`trainer.save_hf_model`), or
+    one built from its parameters.
     """
     copy = saved.folder / "actor" / spec.wg_id / HF_FOLDER / (adapter or "")
     if (copy / ("adapter_config.json" if adapter else "config.json")).is_file():

@@ -25,8 +25,9 @@ def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
 def groups_with_fixed_models(
     placement: Placement, algorithm: AlgorithmConfig | None = None
 ) -> list[WorkerGroupSpec]:
-    """Return the worker groups whose given models are needed throughout: bases of adapters, models of frozen
-    agents and, with the keys under `algorithm` of a run that trains, references of a KL divergence.
+    """Return the worker groups whose given models are needed throughout: bases of adapters, models
+    of frozen agents and, with the keys under `algorithm` of a run that trains, references of a KL
+    divergence.
     """
     in_reward = algorithm is not None and algorithm.use_kl_in_reward
 
@@ -37,8 +38,8 @@ def groups_with_fixed_models(
 
 
 def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> None:
-    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder` differ from
-    those of the run.
+    """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder`
+    differ from those of the run.
 
     Models are built on the meta device; `read_state` checks adapters.
     """
@@ -79,8 +80,8 @@ def _check_saved(
     dtypes = {there for *_, there in parts_by_name.values()}
     if str(dtype) not in dtypes:
         raise CheckpointError(
-            f"{saved} holds parameters in {', '.join(dtypes)}, this run has {key}={fsdp.model_dtype}; use "
-            f"one, {anew}"
+            f"{saved} holds parameters in {', '.join(dtypes)}, this run has "
+            f"{key}={fsdp.model_dtype}; use one, {anew}"
         )
     with torch.device("meta"):
         built = loader.build(
@@ -89,6 +90,6 @@ def _check_saved(
     shapes = {name: str(tuple(parameter.shape)) for name, parameter in built.named_parameters()}
     if odd := sorted({name: shape for name, (shape, *_) in parts_by_name.items()}.items() ^ shapes.items()):
         raise CheckpointError(
-            f"{saved} is of another model than {model.path!r}; first differing parameters: {dict(odd[:2])}; "
-            f"use the same model, {anew}"
+            f"{saved} is of another model than {model.path!r}; first differing parameters: "
+            f"{dict(odd[:2])}; use the same model, {anew}"
         )

@@ -46,8 +46,8 @@ def policy_card(saved: SavedRun, spec: WorkerGroupSpec, policy: str, metrics: Ma
         *_front_matter("peft" if lora else "transformers", spec.model_path),
         f"# {policy}",
         "",
-        f"Policy of {_listed(agents)} in a team of {len(saved.config.agent.agent_ids)}, trained with "
-        "verl-mas.",
+        f"Policy of {_listed(agents)} in a team of {len(saved.config.agent.agent_ids)}, trained "
+        "with verl-mas.",
         "",
         *_table(facts),
         *_metrics(metrics, names, saved.step),

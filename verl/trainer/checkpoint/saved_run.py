@@ -42,12 +42,12 @@ class SavedRun:
 
     @classmethod
     def open(cls, path: str | Path) -> SavedRun:
-        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, with its newest
-        checkpoint.
+        """Read the checkpoint at `path`: a folder `global_step_N`, or a run's folder, with its
+        newest checkpoint.
 
         Raises:
-            CheckpointError: there is none, its configuration cannot be read, or a frozen model that it needs
-                has changed.
+            CheckpointError: there is none, its configuration cannot be read, or a frozen model that
+                it needs has changed.
             PlacementError: a model that it needs is missing.
         """
         folder = find_saved(Path(path).expanduser().absolute())
@@ -56,8 +56,8 @@ class SavedRun:
         file = next((place for place in places if place.is_file()), None)
         if file is None:
             raise CheckpointError(
-                f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it from the "
-                "run's folder"
+                f"{folder} has no {CONFIG_FILE}, and neither has the run around it; restore it "
+                "from the run's folder"
             )
         try:
             config = load_config(file)
@@ -71,8 +71,8 @@ class SavedRun:
     def weights(
         self, spec: WorkerGroupSpec, adapter: str | None, limit_bytes: int
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the trained parameters of a policy, piece by piece: of an adapter by PEFT's names, of a model
-        by its own names.
+        """Yield the trained parameters of a policy, piece by piece: of an adapter by PEFT's names,
+        of a model by its own names.
 
         Raises CheckpointError if they cannot be read.
         """
@@ -82,10 +82,11 @@ class SavedRun:
                 yield {name: piece[key] for key, name in names.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the checkpoint's step in `metrics.jsonl` of the run; {} if there is no such
-        file.
+        """Return the metrics of the checkpoint's step in `metrics.jsonl` of the run; {} if there is
+        no such file.
 
-        An incomplete last line of a killed run is ignored. Raises CheckpointError for any other invalid line.
+        An incomplete last line of a killed run is ignored. Raises CheckpointError for any other
+        invalid line.
         """
         file = self.run_dir / "metrics.jsonl" if self.run_dir is not None else None
         if file is None or not file.is_file():
@@ -106,8 +107,8 @@ class SavedRun:
 
 
 def _without_initial_adapters(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> RunConfig:
-    """Return the configuration of a run with the shapes of its adapters instead of the folders from which
-    they started.
+    """Return the configuration of a run with the shapes of its adapters instead of the folders from
+    which they started.
 
     Args:
         config: is not changed.
@@ -138,6 +139,6 @@ def find_saved(path: Path) -> Path:
             assert folder is not None
             return folder
     raise CheckpointError(
-        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's folder with "
-        "checkpoints/"
+        f"no checkpoint at {path}; expected a folder global_step_N with {STATE_FILE}, or a run's "
+        "folder with checkpoints/"
     )

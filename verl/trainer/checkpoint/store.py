@@ -53,8 +53,8 @@ class CheckpointStore:
         return folder
 
     def write(self, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer, and
-        delete old checkpoints.
+        """Let `fill` write into a temporary folder, rename it to `global_step_N`, move the pointer,
+        and delete old checkpoints.
 
         Raises CheckpointError if a file cannot be written; the previous checkpoint is then intact.
         """
@@ -83,8 +83,8 @@ class CheckpointStore:
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.root}: {error}; the previous one "
-                "is intact"
+                f"checkpoint of step {step} could not be written to {self.root}: {error}; the "
+                "previous one is intact"
             ) from error
         self._drop_old(keep)
         return final
@@ -112,8 +112,8 @@ class CheckpointStore:
             ) from error
 
     def _drop_old(self, keep: int) -> None:
-        """Delete old checkpoints by age, not by step: a restarted run has lower steps than checkpoints of an
-        earlier run in this folder.
+        """Delete old checkpoints by age, not by step: a restarted run has lower steps than
+        checkpoints of an earlier run in this folder.
         """
         if keep <= 0:
             return
@@ -133,11 +133,12 @@ def read_state(
         folder: folder of the checkpoint.
         placement: placement of this run.
         critics: `critic_signature` of this run; None skips the check of critics.
-        bases: `fingerprints` of fixed models of this run; only groups that are in both are compared.
+        bases: `fingerprints` of fixed models of this run; only groups that are in both are
+            compared.
 
     Raises:
-        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or other
-            critics.
+        CheckpointError: the checkpoint has another placement, other shapes or bases of adapters, or
+            other critics.
     """
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     if _without_lora(state["placement"]) != _without_lora(placement.signature()):
@@ -150,16 +151,16 @@ def read_state(
     saved_critics = state.get("critic", {})
     if critics is not None and saved_critics != critics:
         raise CheckpointError(
-            f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use the same "
-            "algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
+            f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use "
+            "the same algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
             "trainer.resume_mode=disable"
         )
     return state
 
 
 def link_models(saved: Path, folder: Path) -> None:
-    """Give a checkpoint the policies and critics of another one: the same files, without a copy where the
-    file system allows it.
+    """Give a checkpoint the policies and critics of another one: the same files, without a copy
+    where the file system allows it.
     """
 
     def link(source: str, target: str) -> None:
@@ -186,10 +187,10 @@ def _check_adapters(
         for name in sorted({*there, *here}):
             if there.get(name) != here.get(name):
                 raise CheckpointError(
-                    f"{folder} holds the adapter '{row['policy_id']}' of agent '{row['agent_id']}' with "
-                    f"{name}={there.get(name)}, this run has {name}={here.get(name)}; set "
-                    f"{placement.agent(row['agent_id']).key(f'model.{name}')} as in training, or start anew "
-                    "with trainer.resume_mode=disable"
+                    f"{folder} holds the adapter '{row['policy_id']}' of agent '{row['agent_id']}' "
+                    f"with {name}={there.get(name)}, this run has {name}={here.get(name)}; set "
+                    f"{placement.agent(row['agent_id']).key(f'model.{name}')} as in training, or "
+                    "start anew with trainer.resume_mode=disable"
                 )
     for wg_id, fingerprint in state.get("bases", {}).items():
         if bases.get(wg_id, fingerprint) != fingerprint:
@@ -202,16 +203,17 @@ def _check_adapters(
                 else "was trained on rewards of"
             )
             raise CheckpointError(
-                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files have "
-                "changed since. Restore them, or start anew with trainer.resume_mode=disable"
+                f"{folder} {holds} an earlier version of the model {spec.model_path!r}; its files "
+                "have changed since. Restore them, or start anew with trainer.resume_mode=disable"
             )
 
 
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     """Return the checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to evaluate
-    (`trainer.val_only`): untrained models are evaluated only with `trainer.resume_mode=disable`.
+    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to
+    evaluate (`trainer.val_only`): untrained models are evaluated only with
+    `trainer.resume_mode=disable`.
     """
     if config.resume_mode == "disable":
         return None
@@ -219,8 +221,8 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
         latest_folder = store.latest()
         if latest_folder is None and config.val_only:
             raise CheckpointError(
-                f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name one with "
-                "trainer.resume_mode=resume_path, or evaluate the models as given with "
+                f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name "
+                "one with trainer.resume_mode=resume_path, or evaluate the models as given with "
                 "trainer.resume_mode=disable"
             )
         return latest_folder

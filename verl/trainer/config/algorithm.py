@@ -28,10 +28,12 @@ SAMPLE_FIELDS = (
     "candidate",
     "data_source",
 )
-# Those that separate tasks, and those that without any of them mean a baseline over the whole batch.
+# Those that separate tasks, and those that without any of them mean a baseline over the whole
+# batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")
 BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
-# Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are others.
+# Numeric columns of a sample, which GDPO may learn from; named terms of reward functions are
+# others.
 REWARD_FIELDS = (
     "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty",
     "overlong_penalty", "reward",
@@ -46,16 +48,17 @@ FILTERED = "algorithm.filter_groups.enable=true"
 
 
 def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
-    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are reported by
-    the check of choices.
+    """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are
+    reported by the check of choices.
     """
     if fields is None:
         return None
     are_sample_fields = set(fields) <= set(SAMPLE_FIELDS)
     if are_sample_fields and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
-            f"compares replies to different tasks with each other: add one of {', '.join(TASK_FIELDS)}, or "
-            f"use only {', '.join(BATCH_FIELDS)} (or []) for a baseline over the whole batch"
+            "compares replies to different tasks with each other: add one of "
+            f"{', '.join(TASK_FIELDS)}, or use only {', '.join(BATCH_FIELDS)} (or []) for a "
+            "baseline over the whole batch"
         )
     return fields
 
@@ -107,8 +110,8 @@ class RAEConfig:
     )
     order: str = key(
         "subtract_first",
-        "subtract_first (the baseline excludes rewards of the current batch) | update_first (as in the "
-        "paper's algorithm)",
+        "subtract_first (the baseline excludes rewards of the current batch) | update_first (as in "
+        "the paper's algorithm)",
         choices=RAE_ORDERS,
     )
 
@@ -130,8 +133,8 @@ class FilterGroupsConfig:
     )
     metric: str = key(
         "seq_reward",
-        "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward (before "
-        "shaping and penalties) | team_reward | local_reward",
+        "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward "
+        "(before shaping and penalties) | team_reward | local_reward",
         choices=tuple(FILTER_METRICS),
         effect=FILTERED,
     )
@@ -162,8 +165,8 @@ class AlgorithmConfig:
     )
     gdpo_reward_keys: Optional[list[str]] = key(
         None,
-        "rewards that GDPO normalizes separately: sample fields, such as [team_reward, local_reward], or "
-        "named terms that reward functions return",
+        "rewards that GDPO normalizes separately: sample fields, such as [team_reward, "
+        "local_reward], or named terms that reward functions return",
         check=texts,
         effect=READ,
     )
@@ -185,14 +188,14 @@ class AlgorithmConfig:
     )
     statistics_over: str = key(
         "auto",
-        "group statistics over samples | trajectories (mean of their samples, one advantage each) | auto: "
-        "trajectories for groups by uid alone and for rae",
+        "group statistics over samples | trajectories (mean of their samples, one advantage each) "
+        "| auto: trajectories for groups by uid alone and for rae",
         choices=("auto", "samples", "trajectories"),
     )
     call_weighting: str = key(
         "sample",
-        "weight of a call: sample (1) | trajectory (1/m for an agent called m times in the episode, in "
-        "statistics and in the loss)",
+        "weight of a call: sample (1) | trajectory (1/m for an agent called m times in the "
+        "episode, in statistics and in the loss)",
         choices=("sample", "trajectory"),
     )
     singleton: str = key(

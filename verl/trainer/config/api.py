@@ -1,4 +1,6 @@
-"""Keys under `agent.api.<agent>`: the server that generates the replies of an agent without a policy."""
+"""Keys under `agent.api.<agent>`: the server that generates the replies of an agent without a
+policy.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ RESERVED_FIELDS = ("messages", "model", "n", "stream")
 
 
 def _address(url: str) -> str:
-    """Return `url` if chat/completions can be appended to it, else raise ValueError; an empty one is reported
-    by its reader.
+    """Return `url` if chat/completions can be appended to it, else raise ValueError; an empty one
+    is reported by its reader.
     """
     if not url:
         return url
@@ -62,8 +64,8 @@ class ApiConfig:
     )
     retry_delay_s: float = key(
         1.0,
-        "wait before the first retry; doubles with each retry, and a Retry-After of the server can prolong "
-        "it",
+        "wait before the first retry; doubles with each retry, and a Retry-After of the server can "
+        "prolong it",
         ge=0,
         le=LONGEST_S,
     )

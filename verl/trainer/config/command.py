@@ -1,5 +1,5 @@
-"""A command line: its overrides, what a translation from other names has made of it, and its end by an
-error.
+"""A command line: its overrides, what a translation from other names has made of it, and its end by
+an error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Command:
         typed: key here -> the override in verl's names that set it.
         listed: one text per setting that was translated or left out, for the warning.
         translated: whether the command line has keys in verl's names.
-        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this package, which
-            names a team, even if single keys of it are translated.
+        upstream: the project whose command it is, verl or Dr. MAS; empty for a command of this
+            package, which names a team, even if single keys of it are translated.
         contradictions: pairs of settings of the command line that set a key to different values.
         defaults: keys that it leaves at the defaults of `upstream`, which differ here.
     """

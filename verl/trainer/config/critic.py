@@ -1,7 +1,7 @@
 """Keys under `critic`: one value model per worker group, trained when an estimator needs values.
 
-Its updates, optimizer, sharding and traces are those of the policy (`actor_rollout_ref.actor`) unless they
-are set here; the keys that it declares itself have defaults of their own.
+Its updates, optimizer, sharding and traces are those of the policy (`actor_rollout_ref.actor`)
+unless they are set here; the keys that it declares itself have defaults of their own.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class CriticModelConfig(TrainedModelConfig):
     path: Optional[str] = key(
         None, "Hugging Face folder or hub id of the initial critics; default: each policy's own model"
     )
-    # by default the policy's: its tokens are the input, and its own code may run where the path is its own
+    # by default the policy's: its tokens are the input, and its own code may run where the path is
+    # its own
     tokenizer_path: Optional[str] = key(None, "tokenizer folder, if it is not the model's")
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
 
@@ -34,14 +35,14 @@ class CriticOptimConfig(OptimConfig):
 class CriticConfig(UpdateConfig):
     enable: Optional[bool] = key(
         None,
-        "null: for agents whose estimator needs values (gae); true: for all agents, all of which must read "
-        "values",
+        "null: for agents whose estimator needs values (gae); true: for all agents, all of which "
+        "must read values",
         always=True,
     )
     view: str = key(
         "own",
-        "input of the critic before a reply: own (the agent's prompt) | joint (the episode's transcript, "
-        "then the prompt)",
+        "input of the critic before a reply: own (the agent's prompt) | joint (the episode's "
+        "transcript, then the prompt)",
         choices=VIEWS,
     )
     joint_prompt_length: int = key(

@@ -1,5 +1,5 @@
-"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine samples its
-replies.
+"""Keys under `actor_rollout_ref`: one model, its training, and under `rollout` how an engine
+samples its replies.
 """
 
 from collections.abc import Mapping
@@ -21,22 +21,23 @@ from verl.trainer.config.spec import key, section, texts
 ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
-# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient, it would
-# change nothing.
+# In the loss, every KL estimator has a straight-through form; in the reward, which has no gradient,
+# it would change nothing.
 KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"
 DECAYING = "{}.lr_scheduler_type=linear,cosine"
 READ = "a loss that reads it"
 CLIPS = (
-    "algorithm.rollout_correction.bypass_mode=false or algorithm.rollout_correction.loss_type=ppo_clip "
-    "(reinforce is a separate loss, without clipping)"
+    "algorithm.rollout_correction.bypass_mode=false or "
+    "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a separate loss, without "
+    "clipping)"
 )
 REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
 OLD_LOG_PROBS = (
-    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a correction, "
-    "gateway.structured=mask, trainer.critic_warmup or an estimator that reads them (and "
-    "algorithm.rollout_correction.bypass_mode=false)"
+    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a "
+    "correction, gateway.structured=mask, trainer.critic_warmup or an estimator that reads them "
+    "(and algorithm.rollout_correction.bypass_mode=false)"
 )
 MOST_UPDATES = 100_000
 AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
@@ -78,20 +79,20 @@ class TrainedModelConfig:
     trust_remote_code: bool = key(False, "run code that is shipped with the model")
     enable_gradient_checkpointing: Optional[bool] = key(
         None,
-        "recompute activations in the backward pass; null: where the longest row does not fit into memory "
-        "without",
+        "recompute activations in the backward pass; null: where the longest row does not fit into "
+        "memory without",
     )
     use_remove_padding: Any = key(
         "auto",
-        "pack rows into one sequence without padding in the trainer's forward pass: true | false | auto, "
-        "which packs where a check of the model finds that exact",
+        "pack rows into one sequence without padding in the trainer's forward pass: true | false | "
+        "auto, which packs where a check of the model finds that exact",
         type=Union[bool, str],
         check=auto_or_bool,
     )
     attn_implementation: str = key(
         "auto",
-        "attention implementation; auto takes the fastest that a check of the model finds exact: flash-attn "
-        "if it is installed (on a GPU in bf16), sdpa, eager",
+        "attention implementation; auto takes the fastest that a check of the model finds exact: "
+        "flash-attn if it is installed (on a GPU in bf16), sdpa, eager",
         choices=ATTENTION_NAMES,
     )
 
@@ -100,9 +101,9 @@ class TrainedModelConfig:
 class ModelConfig(TrainedModelConfig):
     lora_adapter_path: Optional[str] = key(
         None,
-        "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json determines "
-        "lora_rank, lora_alpha, target_modules and exclude_modules; a checkpoint that is resumed replaces "
-        "its weights",
+        "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json "
+        "determines lora_rank, lora_alpha, target_modules and exclude_modules; a checkpoint that "
+        "is resumed replaces its weights",
         check=texts,
         effect=ADAPTER,
     )
@@ -117,8 +118,8 @@ class ModelConfig(TrainedModelConfig):
     )
     target_modules: Any = key(
         None,
-        "layers with an adapter: all-linear (all linear layers that can have one, without the head) | a list "
-        "of layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
+        "layers with an adapter: all-linear (all linear layers that can have one, without the "
+        "head) | a list of layer names or suffixes | a regex; default: all-linear, or those of lora_adapter_path",
         type=Optional[Union[str, list[str]]],
         check=_layers,
         effect=ADAPTER,
@@ -195,8 +196,8 @@ class UpdateConfig:
     )
     ppo_mini_update_num: Optional[int] = key(
         None,
-        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples into so "
-        "many mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
+        "optimizer steps per epoch, instead of the tasks of one; every policy cuts its own samples "
+        "into so many mini-batches, of sizes that differ by one at most; null: by ppo_mini_batch_size",
         ge=1,
         le=MOST_UPDATES,
     )
@@ -213,9 +214,9 @@ class UpdateConfig:
     )
     use_prefix_grouper: bool = key(
         True,
-        "run tokens that rows of a micro-batch have in common, as prompts of a group and earlier turns of a "
-        "conversation, once in the update and in passes for log-probs, where a check of the model finds that "
-        "exact; the loss stays that of the single rows",
+        "run tokens that rows of a micro-batch have in common, as prompts of a group and earlier "
+        "turns of a conversation, once in the update and in passes for log-probs, where a check of "
+        "the model finds that exact; the loss stays that of the single rows",
     )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
@@ -232,8 +233,8 @@ class ActorConfig(UpdateConfig):
 
     skip_zero_advantages: bool = key(
         False,
-        "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in part "
-        "rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
+        "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in "
+        "part rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
     clip_ratio: float = key(
         0.2,
@@ -256,8 +257,8 @@ class ActorConfig(UpdateConfig):
     kl_loss_coef: float = key(0.001, "weight of the KL loss", ge=0, effect="{}.use_kl_loss=true")
     kl_loss_type: str = key(
         "low_var_kl",
-        "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): its value "
-        "with the gradient of k2",
+        "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): "
+        "its value with the gradient of k2",
         choices=KL_LOSSES,
         effect="{}.use_kl_loss=true",
     )
@@ -350,8 +351,8 @@ class RolloutConfig:
     )
     tool_samples: str = key(
         "generation",
-        "samples of a call of a ToolAgent: generation (each is one) | sequence (all are one, with the tool "
-        "messages between them masked)",
+        "samples of a call of a ToolAgent: generation (each is one) | sequence (all are one, with "
+        "the tool messages between them masked)",
         choices=("generation", "sequence"),
     )
     tensor_model_parallel_size: int = key(
@@ -362,8 +363,8 @@ class RolloutConfig:
     )
     max_num_seqs: Optional[int] = key(
         None,
-        "KV-cache slots: maximum number of replies decoded concurrently; default: 64, fewer where their "
-        "cache does not fit into memory (counted on a CPU)",
+        "KV-cache slots: maximum number of replies decoded concurrently; default: 64, fewer where "
+        "their cache does not fit into memory (counted on a CPU)",
         ge=1,
     )
     max_num_batched_tokens: Optional[int] = key(
@@ -375,8 +376,8 @@ class RolloutConfig:
     )
     enable_chunked_prefill: Optional[bool] = key(
         None,
-        "process long prompts in several engine steps; default: true on a GPU, false on a CPU, where true is "
-        "not supported",
+        "process long prompts in several engine steps; default: true on a GPU, false on a CPU, "
+        "where true is not supported",
         effect=VLLM,
     )
     dtype: str = key(
@@ -397,9 +398,9 @@ class RolloutConfig:
     )
     structured_outputs: bool = key(
         False,
-        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON schema: in "
-        "validation, with gateway.structured=mask in training, and of `serve --openai`, which sets it; with "
-        "rollout.name=hf it needs the extra structured (xgrammar)",
+        "the engine reads the tokenizer, so that requests may ask for replies that follow a JSON "
+        "schema: in validation, with gateway.structured=mask in training, and of `serve --openai`, "
+        "which sets it; with rollout.name=hf it needs the extra structured (xgrammar)",
     )
     num_threads: int = key(
         0,
@@ -414,9 +415,9 @@ class RolloutConfig:
     )
     weight_transfer: str = key(
         "object_store",
-        "transport of weights to the engine: object_store | shared_memory (one node) | collective (broadcast "
-        "by gloo or NCCL) | cuda_ipc (memory of a GPU that both use) | auto (on GPUs cuda_ipc, or collective "
-        "if engines have their own; else object_store) | module.Class (a custom WeightTransfer)",
+        "transport of weights to the engine: object_store | shared_memory (one node) | collective "
+        "(broadcast by gloo or NCCL) | cuda_ipc (memory of a GPU that both use) | auto (on GPUs "
+        "cuda_ipc, or collective if engines have their own; else object_store) | module.Class (a custom WeightTransfer)",
     )
     log_prob_use_dynamic_bsz: bool = key(
         True,

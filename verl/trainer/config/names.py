@@ -1,5 +1,5 @@
-"""Allowed values of keys that are used in several modules. Imports no torch, so that values are checked
-before it is imported.
+"""Allowed values of keys that are used in several modules. Imports no torch, so that values are
+checked before it is imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 class RegisteredNames:
     """Choices of a key whose values are names of components that register themselves.
 
-    Whoever keeps the register sets `listed` (`verl.trainer.plan.registry`), so that this package does not
-    import it. Until then there are no choices, and any name passes.
+    Whoever keeps the register sets `listed` (`verl.trainer.plan.registry`), so that this package
+    does not import it. Until then there are no choices, and any name passes.
 
     Attributes:
         listed: function that returns the names.
@@ -54,8 +54,8 @@ FILTER_METRICS = {
     "team_reward": "team_reward",
     "local_reward": "local_reward",
 }
-# Shape of a new LoRA adapter, by the keys of `actor_rollout_ref.model` that a PEFT adapter to start from
-# determines.
+# Shape of a new LoRA adapter, by the keys of `actor_rollout_ref.model` that a PEFT adapter to start
+# from determines.
 LORA_DEFAULTS: Mapping[str, Any] = {
     "lora_rank": 32,
     "lora_alpha": 32,

@@ -1,5 +1,5 @@
-"""Keys under `global_profiler` and `*.profiler`: traces that `torch.profiler` makes of chosen steps, in
-verl's names.
+"""Keys under `global_profiler` and `*.profiler`: traces that `torch.profiler` makes of chosen
+steps, in verl's names.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack")
 
 @dataclass
 class ProfilerConfig:
-    """`actor_rollout_ref.actor.profiler` and `critic.profiler`: which workers are recorded, and what
-    of them.
+    """`actor_rollout_ref.actor.profiler` and `critic.profiler`: which workers are recorded, and
+    what of them.
     """
 
     enable: bool = key(

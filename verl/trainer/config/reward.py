@@ -51,8 +51,8 @@ class PropagationConfig:
     )
     theta: float = key(
         0.5,
-        "a call whose scaled local reward is below this threshold cuts the team reward of the calls before "
-        "it",
+        "a call whose scaled local reward is below this threshold cuts the team reward of the "
+        "calls before it",
         ge=0,
         le=1,
         effect=(THRESHOLD, FIXED),
@@ -89,8 +89,8 @@ class PropagationConfig:
     )
     min_pass_rate: float = key(
         0.8,
-        "when a smaller share of links between calls passes theta, the step falls back to uniform, with a "
-        "warning",
+        "when a smaller share of links between calls passes theta, the step falls back to uniform, "
+        "with a warning",
         ge=0,
         le=1,
         effect=THRESHOLD,
@@ -102,8 +102,8 @@ class OverlongBufferConfig:
     enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)")
     len: int = key(
         0,
-        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's limit "
-        "(DAPO: 4,096 of 20,480)",
+        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's "
+        "limit (DAPO: 4,096 of 20,480)",
         ge=0,
         effect="reward.overlong_buffer.enable=true",
     )
@@ -125,10 +125,10 @@ class CustomRewardFunctionConfig:
 class RewardManagerConfig:
     name: str = key(
         AUTO,
-        "what scores a finished episode: episode (your function gets the episode) | naive (verl's arguments "
-        "of compute_score, with the reply that gave the answer) | naive_action (the same, with the parsed "
-        "answer alone) | one registered by a plug-in; auto: the environment, or with a function naive or "
-        "episode by its parameters",
+        "what scores a finished episode: episode (your function gets the episode) | naive (verl's "
+        "arguments of compute_score, with the reply that gave the answer) | naive_action (the "
+        "same, with the parsed answer alone) | one registered by a plug-in; auto: the environment, "
+        "or with a function naive or episode by its parameters",
     )
 
 
@@ -138,15 +138,15 @@ class RewardConfig:
     reward_manager: RewardManagerConfig = section(RewardManagerConfig)
     agent_functions: dict[str, str] = key(
         {},
-        "pattern of agent names or slugs -> file_or_module:function, which gives the local reward of each "
-        "call of these agents",
+        "pattern of agent names or slugs -> file_or_module:function, which gives the local reward "
+        "of each call of these agents",
         check=_patterns,
     )
     model: RewardModelConfig = section(RewardModelConfig)
     granularity: str = key(
         "reply",
-        "what reward functions may reward in a reply: reply (the whole) | token (also single tokens or spans "
-        "of characters)",
+        "what reward functions may reward in a reply: reply (the whole) | token (also single "
+        "tokens or spans of characters)",
         choices=("reply", "token"),
         effect=FUNCTIONS,
     )
@@ -173,7 +173,9 @@ class RewardConfig:
 
 
 def has_functions(reward: RewardConfig) -> bool:
-    """Return whether reward functions, or a reward manager, score the episodes beside the environment."""
+    """Return whether reward functions, or a reward manager, score the episodes beside the
+    environment.
+    """
     return (
         reward.custom_reward_function.path is not None
         or reward.reward_manager.name != AUTO
@@ -182,38 +184,39 @@ def has_functions(reward: RewardConfig) -> bool:
 
 
 def known_terms(reward: RewardConfig) -> tuple[str, ...] | None:
-    """Return the named terms that samples may have beside their fields; None if functions choose the
-    names.
+    """Return the named terms that samples may have beside their fields; None if functions choose
+    the names.
     """
     return None if has_functions(reward) else () if reward.model.kind is None else (TERM,)
 
 
 def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
-    """Raise ConfigError unless candidates that are compared with each other are rewarded for their own action
-    alone.
+    """Raise ConfigError unless candidates that are compared with each other are rewarded for their
+    own action alone.
 
     Args:
         returns: `rollout.tree.returns`.
     """
     if returns == "step" and has_functions(reward):
         raise ConfigError(
-            "rollout.sampling=tree compares the candidates of a call before the episode goes on, but reward "
-            "functions (reward.custom_reward_function, reward.reward_manager, reward.agent_functions) score "
-            "finished episodes; let the environment's act() or score(), or reward.model, reward the "
-            "candidates, or set rollout.tree.returns=committed or rollout.sampling=parallel"
+            "rollout.sampling=tree compares the candidates of a call before the episode goes on, "
+            "but reward functions (reward.custom_reward_function, reward.reward_manager, "
+            "reward.agent_functions) score finished episodes; let the environment's act() or "
+            "score(), or reward.model, reward the candidates, or set "
+            "rollout.tree.returns=committed or rollout.sampling=parallel"
         )
     if returns == "step" and reward.model.kind is not None and reward.model.scope == "episode":
         raise ConfigError(
-            "reward.model.scope=episode scores the answer of an episode, which the candidates of a call in "
-            "rollout.sampling=tree have not led to; set reward.model.scope=call or "
+            "reward.model.scope=episode scores the answer of an episode, which the candidates of a "
+            "call in rollout.sampling=tree have not led to; set reward.model.scope=call or "
             "rollout.tree.returns=committed"
         )
     scope = reward.team_scope
     mode = reward.propagation.mode
     if returns == "step" and (scope != "call" or mode != "none"):
         raise ConfigError(
-            f"rollout.sampling=tree rewards a candidate for its own action, but reward.team_scope={scope} "
-            f"and reward.propagation.mode={mode} add later rewards, to which only the committed candidate of "
-            "a call has led; set reward.team_scope=call and reward.propagation.mode=none, or "
-            "rollout.tree.returns=committed"
+            "rollout.sampling=tree rewards a candidate for its own action, but "
+            f"reward.team_scope={scope} and reward.propagation.mode={mode} add later rewards, to "
+            "which only the committed candidate of a call has led; set reward.team_scope=call and "
+            "reward.propagation.mode=none, or rollout.tree.returns=committed"
         )

@@ -1,5 +1,5 @@
-"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and of reward
-functions.
+"""Keys under `reward.model`: a model that scores replies, beside the rewards of the environment and
+of reward functions.
 """
 
 import re
@@ -38,9 +38,9 @@ def _range(value: list[float]) -> list[float]:
 class RewardModelConfig:
     kind: Optional[str] = key(
         None,
-        "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a model of this "
-        "run, not trained, asked for a score) | api (the same question to an OpenAI-compatible server) | "
-        "null: nothing",
+        "what scores replies: sequence_classification (a Hugging Face reward model) | judge (a "
+        "model of this run, not trained, asked for a score) | api (the same question to an "
+        "OpenAI-compatible server) | null: nothing",
         choices=KINDS,
     )
     path: Optional[str] = key(
@@ -65,8 +65,8 @@ class RewardModelConfig:
     api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api", same_as="agent.api.<agent>")
     scope: str = key(
         "call",
-        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's answer, "
-        "given the task: a team reward)",
+        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's "
+        "answer, given the task: a team reward)",
         choices=("call", "episode"),
         effect=ANY,
     )
@@ -78,8 +78,8 @@ class RewardModelConfig:
     )
     combine: str = key(
         "add",
-        "add (to the other rewards) | replace (the environment's reward in the same place: local of a call, "
-        "team of an episode)",
+        "add (to the other rewards) | replace (the environment's reward in the same place: local "
+        "of a call, team of an episode)",
         choices=("add", "replace"),
         effect=(ANY, "reward.model.weight!=0.0"),
     )
@@ -108,8 +108,8 @@ class RewardModelConfig:
     )
     template: Optional[str] = key(
         None,
-        "file with the question to the judge, with {conversation}, {reply}, {task}, {ground_truth}, {mark}; "
-        "see docs",
+        "file with the question to the judge, with {conversation}, {reply}, {task}, "
+        "{ground_truth}, {mark}; see docs",
         effect=ASKED,
     )
     score_range: list[float] = key(

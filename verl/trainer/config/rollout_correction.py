@@ -68,8 +68,8 @@ class RolloutCorrectionConfig:
     )
     rollout_rs: Optional[str] = key(
         None,
-        "rejection modes, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; null rejects "
-        "nothing",
+        "rejection modes, comma-separated: token_k1, seq_sum_k1, seq_mean_k3, seq_max_k2, ...; "
+        "null rejects nothing",
     )
     rollout_rs_threshold: Any = key(
         None,
@@ -80,9 +80,9 @@ class RolloutCorrectionConfig:
     )
     m2po_tau: Optional[float] = key(
         None,
-        "M2PO: among tokens that the update moves away from the sampler (A > 0, r > 1 or A < 0, r < 1), mask "
-        "the largest (log pi_old - log sampler)^2 until the mean of the rest is at most this, once per step; "
-        "with bypass_mode before each update, with the current policy as pi_old; null: off",
+        "M2PO: among tokens that the update moves away from the sampler (A > 0, r > 1 or A < 0, r "
+        "< 1), mask the largest (log pi_old - log sampler)^2 until the mean of the rest is at most "
+        "this, once per step; with bypass_mode before each update, with the current policy as pi_old; null: off",
         gt=0,
     )
     bypass_mode: bool = key(False, "use the sampler's log-probs as the old log-probs")

@@ -1,9 +1,9 @@
-"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the root of the
-tree.
+"""Keys under `data`, `agent`, `env`, `rollout`, `trainer`, `async_training`, `ray_init`, and the
+root of the tree.
 
-Three sections are called `rollout`: the top-level one sets how episodes are collected and the devices of
-engines, `env.rollout` the number of episodes per task, and `actor_rollout_ref.rollout` how an engine samples
-a reply.
+Three sections are called `rollout`: the top-level one sets how episodes are collected and the
+devices of engines, `env.rollout` the number of episodes per task, and `actor_rollout_ref.rollout`
+how an engine samples a reply.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from verl.trainer.config.sandbox import SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
 from verl.utils.tracking.backend import BACKENDS
 
-# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are not
-# allowed.
+# Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are
+# not allowed.
 TEMPLATE_ARGUMENTS = (
     "self", "conversation", "messages", "tools", "documents", "add_generation_prompt",
     "continue_final_message", "tokenize", "padding",
@@ -86,21 +86,21 @@ class AgentConfig:
     )
     specialization: Any = key(
         "full",
-        "prompt (agents with the same model share one policy) | lora (they share a frozen base model, one "
-        "adapter per agent) | full (one model per agent); one value or a list parallel to agent_ids, null "
-        "for an API agent",
+        "prompt (agents with the same model share one policy) | lora (they share a frozen base "
+        "model, one adapter per agent) | full (one model per agent); one value or a list parallel "
+        "to agent_ids, null for an API agent",
         type=Union[str, list[Optional[str]]],
     )
     adapter_ids: list[Optional[str]] = key(
         [],
-        "specialization=lora: adapter name of each agent, parallel to agent_ids; equal names share an "
-        "adapter; null: its own",
+        "specialization=lora: adapter name of each agent, parallel to agent_ids; equal names share "
+        "an adapter; null: its own",
     )
     frozen: list[str] = key([], "agents (names or slugs) whose models are served unchanged and never trained")
     api: dict[str, Any] = key(
         {},
-        "API agents, whose replies an OpenAI-compatible server generates: agent.api.<agent>.base_url, .model "
-        "etc., see docs/policies.md",
+        "API agents, whose replies an OpenAI-compatible server generates: "
+        "agent.api.<agent>.base_url, .model etc., see docs/policies.md",
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
@@ -128,21 +128,21 @@ class AgentConfig:
     )
     role_policies: dict[str, str] = key(
         {},
-        "with trainer.val_only=true: agent -> another policy than its own that generates its replies (to "
-        "swap roles)",
+        "with trainer.val_only=true: agent -> another policy than its own that generates its "
+        "replies (to swap roles)",
     )
     plugins: list[str] = key(
         [],
-        "modules that are imported first and may register components (packages may use the entry point group "
-        "verl_mas.plugins instead)",
+        "modules that are imported first and may register components (packages may use the entry "
+        "point group verl_mas.plugins instead)",
         check=texts,
     )
 
 
 @dataclass
 class EnvRolloutConfig:
-    """`env.rollout`: episodes per task (not `rollout`, their collection, nor `actor_rollout_ref.rollout`,
-    sampling of a reply).
+    """`env.rollout`: episodes per task (not `rollout`, their collection, nor
+    `actor_rollout_ref.rollout`, sampling of a reply).
     """
 
     n: int = key(8, "episodes per task in training (group size)", ge=1)
@@ -160,8 +160,8 @@ class EnvWorkersConfig:
     )
     memory_gib: Optional[float] = key(
         None,
-        "resident memory of one worker, in GiB, above which it is replaced and its episodes are played "
-        "again; null: half of its node's memory / env.workers.num, at least 2; 0: no limit",
+        "resident memory of one worker, in GiB, above which it is replaced and its episodes are "
+        "played again; null: half of its node's memory / env.workers.num, at least 2; 0: no limit",
         ge=0,
         effect=WORKERS,
     )
@@ -190,8 +190,8 @@ class TreeConfig:
     k: int = key(4, "candidates per call of a trained agent", ge=2, effect=TREE)
     k_per_agent: dict[str, int] = key(
         {},
-        "candidates per call of single agents, by name or slug; frozen and API agents that are not listed "
-        "have 1",
+        "candidates per call of single agents, by name or slug; frozen and API agents that are not "
+        "listed have 1",
         ge=1,
         effect=TREE,
     )
@@ -216,16 +216,16 @@ class TreeConfig:
     )
     returns: str = key(
         "step",
-        "return of a candidate: step (of its own action; the estimator compares all candidates) | committed "
-        "(the estimator sees the committed replies as an episode, and the candidates of a call are compared "
-        "by the reward of their own action)",
+        "return of a candidate: step (of its own action; the estimator compares all candidates) | "
+        "committed (the estimator sees the committed replies as an episode, and the candidates of "
+        "a call are compared by the reward of their own action)",
         choices=TREE_RETURNS,
         effect=TREE,
     )
     candidate_weight: float = key(
         1.0,
-        "weight of the comparison of a call's candidates in the advantage; 0: only committed replies are "
-        "trained",
+        "weight of the comparison of a call's candidates in the advantage; 0: only committed "
+        "replies are trained",
         ge=0,
         effect=(TREE, COMMITTED),
     )
@@ -233,21 +233,21 @@ class TreeConfig:
 
 @dataclass
 class CollectConfig:
-    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task, nor
-    `actor_rollout_ref.rollout`).
+    """`rollout`: collection of episodes, devices of engines (not `env.rollout`, episodes per task,
+    nor `actor_rollout_ref.rollout`).
     """
 
     sampling: str = key(
         "parallel",
-        "training episodes: parallel (one reply per call) | tree (AT-GRPO: k candidates per call, one of "
-        "them committed)",
+        "training episodes: parallel (one reply per call) | tree (AT-GRPO: k candidates per call, "
+        "one of them committed)",
         choices=SAMPLINGS,
     )
     tree: TreeConfig = section(TreeConfig)
     max_concurrent_episodes: int = key(
         0,
-        "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per device of "
-        "the engines",
+        "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per "
+        "device of the engines",
         ge=0,
     )
     env_threads: int = key(
@@ -263,27 +263,27 @@ class CollectConfig:
     )
     episode_timeout_s: float = key(
         600.0,
-        "time limit of one episode, in seconds; of the time that an engine takes for a reply only the first "
-        "counts",
+        "time limit of one episode, in seconds; of the time that an engine takes for a reply only "
+        "the first counts",
         gt=0,
     )
     call_timeout_s: float = key(
         300.0,
-        "seconds that a call or a score waits for an engine that samples no token and scores nothing, for "
-        "the reply of an agent's server, or for a score of reward.model.api while it gives no other",
+        "seconds that a call or a score waits for an engine that samples no token and scores "
+        "nothing, for the reply of an agent's server, or for a score of reward.model.api while it gives no other",
         gt=0,
     )
     nnodes: int = key(1, "number of nodes with devices of the engines' own", ge=1, effect=OWN_DEVICES)
     n_gpus_per_node: int = key(
         0,
-        "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then train "
-        "only; 0: engines share the devices of the trainer",
+        "devices of the engines' own per node, beside those of trainer.n_gpus_per_node, which then "
+        "train only; 0: engines share the devices of the trainer",
         ge=0,
     )
     pool_sizes: dict[str, int] = key(
         {},
-        "with dedicated pools: number of own devices of each worker group's engines, by its id; empty: equal "
-        "numbers",
+        "with dedicated pools: number of own devices of each worker group's engines, by its id; "
+        "empty: equal numbers",
         ge=1,
         effect=(OWN_DEVICES, "trainer.resource_pool=dedicated"),
     )
@@ -305,8 +305,8 @@ class TrainerConfig:
     )
     total_generated_tokens: int = key(
         -1,
-        "stop after the step in which the training episodes of the run reach this many reply tokens in "
-        "total; -1: no limit",
+        "stop after the step in which the training episodes of the run reach this many reply "
+        "tokens in total; -1: no limit",
         ge=1,
         off=-1,
     )
@@ -325,21 +325,21 @@ class TrainerConfig:
     )
     check_engines: bool = key(
         True,
-        "compare log-probs of engines and trainer before the first step, before and after an update that "
-        "changes every weight and is undone; a run whose engines differ does not start",
+        "compare log-probs of engines and trainer before the first step, before and after an "
+        "update that changes every weight and is undone; a run whose engines differ does not start",
     )
     check_memory: bool = key(
         True,
-        "count the memory of a run before it starts; budgets that are not set become what fits, and a run "
-        "that cannot fit does not start",
+        "count the memory of a run before it starts; budgets that are not set become what fits, "
+        "and a run that cannot fit does not start",
     )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
     balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")
     logger: list[str] = key(
         ["console", "jsonl"],
-        "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), tensorboard "
-        "(`tensorboard/`), wandb (also offline)",
+        "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), "
+        "tensorboard (`tensorboard/`), wandb (also offline)",
         choices=tuple(BACKENDS),
     )
     log_trajectories: int = key(
@@ -362,8 +362,8 @@ class TrainerConfig:
     )
     pool_sizes: dict[str, int] = key(
         {},
-        "with dedicated pools: number of devices of each worker group, by its id; empty: equal numbers "
-        "(rollout.n_gpus_per_node>0: of each that is trained)",
+        "with dedicated pools: number of devices of each worker group, by its id; empty: equal "
+        "numbers (rollout.n_gpus_per_node>0: of each that is trained)",
         ge=1,
     )
     num_threads: int = key(
@@ -386,15 +386,15 @@ LANES = "policies that train in several lanes (worker groups of their own, algor
 class AsyncTrainingConfig:
     mode: str = key(
         "sync",
-        "sync (collect, then train) | one_step_off (the next step's episodes are collected during the "
-        "updates, with weights that are one step older) | fully_async (episodes are collected all the time); "
-        "samples of older weights need algorithm.rollout_correction",
+        "sync (collect, then train) | one_step_off (the next step's episodes are collected during "
+        "the updates, with weights that are one step older) | fully_async (episodes are collected "
+        "all the time); samples of older weights need algorithm.rollout_correction",
         choices=ASYNC_MODES,
     )
     staleness_threshold: float = key(
         1.0,
-        "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, as a "
-        "share of these; 0 with trigger_parameter_sync_step=1 is synchronous training",
+        "tasks that may be in progress beyond those of the next trigger_parameter_sync_step steps, "
+        "as a share of these; 0 with trigger_parameter_sync_step=1 is synchronous training",
         ge=0,
         le=100,
         effect=FULLY_ASYNC,
@@ -407,22 +407,22 @@ class AsyncTrainingConfig:
     )
     parameter_sync: str = key(
         "lazy",
-        "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step steps) | eager "
-        "(after every step) | adaptive (after trigger_parameter_sync_step steps, or when the next batch is "
-        "complete already); an adapter is sent alone, after every step",
+        "when the weights of a whole model are sent: lazy (every trigger_parameter_sync_step "
+        "steps) | eager (after every step) | adaptive (after trigger_parameter_sync_step steps, or "
+        "when the next batch is complete already); an adapter is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
         effect=FULLY_ASYNC,
     )
     partial_rollout: bool = key(
         True,
-        "replies in progress go on with new weights; false: new weights of a policy wait until its replies "
-        "in progress have ended, and its new replies wait for the weights",
+        "replies in progress go on with new weights; false: new weights of a policy wait until its "
+        "replies in progress have ended, and its new replies wait for the weights",
         effect=FULLY_ASYNC,
     )
     max_off_policy_threshold: int = key(
         4,
-        "largest number of steps by which the weights that began an episode may be older than those that it "
-        "trains",
+        "largest number of steps by which the weights that began an episode may be older than "
+        "those that it trains",
         ge=0,
         effect=FULLY_ASYNC,
     )
@@ -440,15 +440,15 @@ class AsyncTrainingConfig:
     )
     max_lead: int = key(
         1,
-        "steps by which a policy may be ahead of one that is still updated, if it does not depend on it; 0: "
-        "all end a step together",
+        "steps by which a policy may be ahead of one that is still updated, if it does not depend "
+        "on it; 0: all end a step together",
         ge=0,
         effect=(FULLY_ASYNC, LANES),
     )
     batch_timeout_s: float = key(
         0.0,
-        "seconds after which a step trains on those tasks that are complete, if they are fewer than "
-        "data.train_batch_size; 0: never",
+        "seconds after which a step trains on those tasks that are complete, if they are fewer "
+        "than data.train_batch_size; 0: never",
         ge=0,
         le=LONGEST_S,
         effect=FULLY_ASYNC,
@@ -461,8 +461,8 @@ class AsyncTrainingConfig:
     )
     per_policy: dict[str, Any] = key(
         {},
-        "staleness_threshold, trigger_parameter_sync_step and max_off_policy_threshold of one policy: "
-        "async_training.per_policy.<policy>.staleness_threshold=0.5",
+        "staleness_threshold, trigger_parameter_sync_step and max_off_policy_threshold of one "
+        "policy: async_training.per_policy.<policy>.staleness_threshold=0.5",
         effect=FULLY_ASYNC,
         type=dict[str, dict[str, Any]],
     )

@@ -33,8 +33,8 @@ class SandboxLimitsConfig:
     disk_mb: int = key(32, "maximum size of all files of one execution, in MiB", ge=1, le=2**40, effect=LOCAL)
     output_kb: int = key(
         256,
-        "maximum size of stdout, stderr and a returned value each, in KiB; a program that writes more is "
-        "killed",
+        "maximum size of stdout, stderr and a returned value each, in KiB; a program that writes "
+        "more is killed",
         ge=1,
         le=2**40,
     )
@@ -78,8 +78,8 @@ class SandboxConfig:
     )
     request_timeout_s: float = key(
         30.0,
-        "time limit of a request in addition to that of its execution, in seconds; includes queueing at the "
-        "server",
+        "time limit of a request in addition to that of its execution, in seconds; includes "
+        "queueing at the server",
         gt=0,
         le=LONGEST_S,
         effect="sandbox.backend=http",
@@ -88,14 +88,14 @@ class SandboxConfig:
 
 
 def check_sandbox(config: SandboxConfig) -> None:
-    """Raise ConfigError for a value that cannot be used, a level below min_level, or a server without an
-    address.
+    """Raise ConfigError for a value that cannot be used, a level below min_level, or a server
+    without an address.
     """
     check_values(config, "sandbox")
     if config.level != "auto" and LEVELS.index(config.level) < LEVELS.index(config.min_level):
         raise ConfigError(
-            f"sandbox.level={config.level} is weaker than sandbox.min_level={config.min_level}; change one "
-            "of them"
+            f"sandbox.level={config.level} is weaker than sandbox.min_level={config.min_level}; "
+            "change one of them"
         )
     if config.backend == "http" and not config.url.startswith(("http://", "https://")):
         url = without_password(config.url)

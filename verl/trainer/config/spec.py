@@ -1,8 +1,8 @@
 """Declaration of a configuration key, and validation of its value.
 
-A key is one field of a dataclass, which declares type, default, meaning, range, choices and the keys that it
-depends on. OmegaConf reads the type, pydantic validates the value, and docs/config.md is generated from the
-declaration.
+A key is one field of a dataclass, which declares type, default, meaning, range, choices and the
+keys that it depends on. OmegaConf reads the type, pydantic validates the value, and docs/config.md
+is generated from the declaration.
 
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
     view: str = key("own", "what the critic reads", choices=("own", "joint"))
@@ -21,7 +21,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from verl.utils.names import did_you_mean, value_at
 
 T = TypeVar("T")
-# Numbers are converted to float32 and int64, where larger ones overflow and smaller positive ones become 0.
+# Numbers are converted to float32 and int64, where larger ones overflow and smaller positive ones
+# become 0.
 LARGEST = 3.4e38
 SMALLEST = 1.2e-38
 LARGEST_INT = 2**63 - 1
@@ -45,16 +46,19 @@ class Key:
         meaning: description in one line.
         ge, gt, le, lt: bounds of a number, or of each number in a list or a mapping.
         off: number outside the bounds that is also allowed, such as -1 for no limit.
-        choices: allowed values, or allowed items of a list; a function if plug-ins may register more.
+        choices: allowed values, or allowed items of a list; a function if plug-ins may register
+            more.
         type: type of the value, if the annotation that OmegaConf needs is wider (`Any`).
-        check: function that returns a value of the right type and range, or raises ValueError naming what is
-            expected.
+        check: function that returns a value of the right type and range, or raises ValueError
+            naming what is expected.
         secret: whether messages hide the value.
-        effect: conditions that must all hold for the key to have an effect, see `verl.trainer.plan.effects`;
-            `{}` stands for the section.
+        effect: conditions that must all hold for the key to have an effect, see
+            `verl.trainer.plan.effects`; `{}` stands for the section.
         always: the conditions of its section do not count for it.
-        like: key whose value it has unless it is set, by its full name; empty: it has a default of its own.
-        at_use: it keeps its default, for which those who read it take the value of `like`, that of the agent.
+        like: key whose value it has unless it is set, by its full name; empty: it has a default of
+            its own.
+        at_use: it keeps its default, for which those who read it take the value of `like`, that of
+            the agent.
         same_as: section with the same key, where it is documented; filled in by `keys`.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
@@ -89,8 +93,8 @@ class Key:
             value: value of the key.
             name: name of the key in messages; default: its own.
             who: text after the value in messages, such as ` (agent 'Solver')`.
-            typed: value as typed on a command line, where `yes` may be a boolean and 7 a string; names that
-                plug-ins may register pass.
+            typed: value as typed on a command line, where `yes` may be a boolean and 7 a string;
+                names that plug-ins may register pass.
 
         Raises ConfigError naming the key, the value and what is expected.
         """
@@ -147,7 +151,9 @@ class Key:
         return kind if not parts else Union[parts] if origin is Union else origin[parts]
 
     def _range(self, value: float) -> str:
-        """Return the bounds in words, including those of float32 and int64 if `value` violates them."""
+        """Return the bounds in words, including those of float32 and int64 if `value` violates
+        them.
+        """
         low = (
             f"above {self.gt:g}"
             if self.gt is not None
@@ -195,8 +201,9 @@ def section(cls: type, effect: str | None = None, like: str = "", same_as: str =
     Args:
         cls: the dataclass.
         effect: prepended to the conditions of all its keys.
-        like: full name of a section whose values this one has unless they are set. Keys follow that both
-            declare together, in a common base class; a key that `cls` declares itself has its own default.
+        like: full name of a section whose values this one has unless they are set. Keys follow that
+            both declare together, in a common base class; a key that `cls` declares itself has its
+            own default.
         same_as: section of the user's names that has the same keys, with values of its own.
     """
     return field(default_factory=cls, metadata={"effect": effect, "like": like, "same_as": same_as})
@@ -216,8 +223,8 @@ def keys(cls: type) -> Mapping[str, Key]:
 
 
 def followers(cls: type) -> Mapping[str, str]:
-    """Return the keys that are composed with the value of another key unless they are set, with that key:
-    those with `like`, but not `at_use`.
+    """Return the keys that are composed with the value of another key unless they are set, with
+    that key: those with `like`, but not `at_use`.
     """
     return {name: key.like for name, key in keys(cls).items() if key.like and not key.at_use}
 
@@ -225,7 +232,9 @@ def followers(cls: type) -> Mapping[str, str]:
 def _keys(
     instance: Any, prefix: str, effect: tuple[str, ...], root: Any, declaration: Mapping[str, Any]
 ) -> Iterator[tuple[str, Key]]:
-    """Yield the keys under a section, `instance`, of the tree `root`; `declaration` is that of `section`."""
+    """Yield the keys under a section, `instance`, of the tree `root`; `declaration` is that of
+    `section`.
+    """
     hints = get_type_hints(type(instance))
     like = declaration.get("like", "")
     # a part of the tree alone has no section to follow
@@ -264,7 +273,8 @@ def as_typed(value: Any) -> str:
 def with_values(
     config: T, values: Mapping[str, Any], where: str, allowed: Iterable[str] = (), who: str = ""
 ) -> T:
-    """Return a copy of a config dataclass with `values` (name -> value, or a mapping for a section) replaced.
+    """Return a copy of a config dataclass with `values` (name -> value, or a mapping for a section)
+    replaced.
 
     Args:
         config: is not changed.
@@ -295,8 +305,8 @@ def with_values(
 
 
 def check_values(config: Any, where: str = "") -> None:
-    """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names in its
-    message.
+    """Validate every key of a config dataclass. Raises ConfigError; `where` is the prefix of names
+    in its message.
     """
     for name, declared in keys(config.__class__).items():
         declared.validate(value_at(config, name), name=f"{where}.{name}" if where else name)

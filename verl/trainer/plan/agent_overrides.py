@@ -22,14 +22,15 @@ class PlacementError(ConfigError):
 def config_of(
     index: int, names: Sequence[str], model: str, overrides: Mapping[str, Any], base: ActorRolloutRefConfig
 ) -> tuple[ActorRolloutRefConfig, frozenset[str]]:
-    """Return `base` with one agent's model and own values, and the dotted names of the keys with an own
-    value.
+    """Return `base` with one agent's model and own values, and the dotted names of the keys with an
+    own value.
 
     Args:
         index: index of the agent in `names`.
         names: names of all agents.
         model: model of the agent.
-        overrides: nested mapping of keys to lists with one value per agent; None keeps the common value.
+        overrides: nested mapping of keys to lists with one value per agent; None keeps the common
+            value.
         base: common configuration `actor_rollout_ref`; it is not changed.
 
     Raises ConfigError for an unknown key, a list of the wrong length, or an invalid value.
@@ -50,8 +51,8 @@ def config_of(
 
 
 def keep_common_values(agent: AgentConfig, common: ActorRolloutRefConfig, set_keys: Collection[str]) -> None:
-    """Give each agent the common value of a key that was set, where agents have own values of the key that it
-    follows: if both common values are equal, `config_of` cannot know that it was set.
+    """Give each agent the common value of a key that was set, where agents have own values of the
+    key that it follows: if both common values are equal, `config_of` cannot know that it was set.
 
     Args:
         agent: the agents; their own values are changed.

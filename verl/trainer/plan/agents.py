@@ -23,8 +23,8 @@ from verl.trainer.plan.registry import (
 )
 from verl.utils.names import own_key
 
-# Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are common to
-# the team.
+# Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are
+# common to the team.
 COMMON_KEYS = (
     "adv_estimator",
     "call_weighting",
@@ -85,19 +85,19 @@ class ApiPlan(ApiPlacement):
 
 @dataclass(frozen=True)
 class AgentPlan(AgentPlacement):
-    """What a run does with one agent that has a policy: its row of the placement, and how its samples are
-    compared.
+    """What a run does with one agent that has a policy: its row of the placement, and how its
+    samples are compared.
 
-    What depends on the estimator is read from the registry when it is asked for: plug-ins may register
-    estimators after a command line is read.
+    What depends on the estimator is read from the registry when it is asked for: plug-ins may
+    register estimators after a command line is read.
 
     Attributes:
         algorithm: keys under `algorithm` with the agent's own values; `per_agent` is empty.
         sampling: in training.
         val_sampling: in validation.
         max_prompt_length: longest prompt, in tokens.
-        candidates: replies per call in tree sampling; None if `rollout.tree.k_per_agent` does not name the
-            agent.
+        candidates: replies per call in tree sampling; None if `rollout.tree.k_per_agent` does not
+            name the agent.
     """
 
     algorithm: AlgorithmConfig = field(kw_only=True)
@@ -221,15 +221,15 @@ def plan_api_agent(row: ApiPlacement, data: DataConfig) -> ApiPlan:
 
 
 def own_keys(config: AlgorithmConfig, agent_id: str) -> dict[str, Any]:
-    """Return the keys of one agent in `algorithm.per_agent`, under its name or its slug; {} if there are
-    none.
+    """Return the keys of one agent in `algorithm.per_agent`, under its name or its slug; {} if
+    there are none.
     """
     return dict(config.per_agent.get(agent_id) or config.per_agent.get(slug(agent_id)) or {})
 
 
 def agent_settings(config: AlgorithmConfig, agent_id: str) -> AlgorithmConfig:
-    """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError for an
-    invalid key or value.
+    """Return the settings of one agent: those of the run, overridden by its own. Raises ConfigError
+    for an invalid key or value.
     """
     agent_keys = own_keys(config, agent_id)
     where = f"algorithm.per_agent.{slug(agent_id)}"
@@ -260,8 +260,8 @@ def split_by_settings(
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:
-    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's `[uid, agent_id]` or
-    GRPO's `[uid]`.
+    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's
+    `[uid, agent_id]` or GRPO's `[uid]`.
 
     Also `[uid]` without a config, or with one of verl's, which has neither key.
     """
@@ -272,8 +272,8 @@ def group_fields(config: EstimatorConfig) -> list[str]:
 
 
 def averages_trajectories(settings: Any, estimator: str) -> bool:
-    """Return whether the rows of a trajectory are averaged first: with `auto`, for groups by `uid` alone and
-    without groups (rae).
+    """Return whether the rows of a trajectory are averaged first: with `auto`, for groups by `uid`
+    alone and without groups (rae).
 
     Without a config, or with one of verl's, rows are not averaged.
     """

@@ -1,7 +1,8 @@
-"""Check keys and types of values of a command line: `python -m verl.trainer.plan.check_keys key=value ...`
+"""Check keys and types of values of a command line:
+`python -m verl.trainer.plan.check_keys key=value ...`
 
-Composes the configuration as `verl.trainer.main_ppo` does and prints the same one-line error, within a
-second: torch is not imported. Scripts call it before they prepare data and models.
+Composes the configuration as `verl.trainer.main_ppo` does and prints the same one-line error,
+within a second: torch is not imported. Scripts call it before they prepare data and models.
 """
 
 from __future__ import annotations

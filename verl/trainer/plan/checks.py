@@ -1,8 +1,8 @@
 """Checks across keys: invalid combinations are found before torch is imported, which takes seconds.
 
-Checks of a single key are part of its declaration (`verl.trainer.config.spec`); `verl.trainer.plan.effects`
-finds keys without effect. What needs names of a team, models or data is checked by
-`agent_system.launch.checks.check_run`, which calls `resolve`.
+Checks of a single key are part of its declaration (`verl.trainer.config.spec`);
+`verl.trainer.plan.effects` finds keys without effect. What needs names of a team, models or data is
+checked by `agent_system.launch.checks.check_run`, which calls `resolve`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
 
-# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in a
-# request.
+# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in
+# a request.
 SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
 NOT_SERVED = (
     "rollout.log_prob_",
@@ -54,7 +54,8 @@ NOT_SERVED = (
     "rollout.weight_transfer",
     "rollout.free_cache_engine",
 )
-# On a base model with trained adapters, also the keys that must be equal for all agents of the base.
+# On a base model with trained adapters, also the keys that must be equal for all agents of the
+# base.
 SERVED_BY_A_BASE = (*SERVED, *BASE_KEYS)
 NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
 ASKED = (
@@ -68,8 +69,8 @@ NOT_ASKED = ("rollout.val_kwargs.top_k",)
 
 
 def resolve(config: RunConfig) -> RunPlan:
-    """Return the plan of a run, after a check of every key by its declaration, and of the keys against each
-    other. No model or data are read.
+    """Return the plan of a run, after a check of every key by its declaration, and of the keys
+    against each other. No model or data are read.
 
     Call it after plug-ins are imported, which may register estimators and losses.
 
@@ -104,14 +105,16 @@ def resolve(config: RunConfig) -> RunPlan:
 
 
 def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
-    """End the process with a one-line error if the settings of a command line are invalid; else return, and
-    the run checks them again.
+    """End the process with a one-line error if the settings of a command line are invalid; else
+    return, and the run checks them again.
 
-    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of plug-ins.
+    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of
+    plug-ins.
 
     Args:
         arguments: the command line without the program.
-        load_plugins: imports the modules of `agent.plugins`, which may register estimators and losses.
+        load_plugins: imports the modules of `agent.plugins`, which may register estimators and
+            losses.
     """
     from verl.trainer.plan.command_line import compose_config, report_config_errors
     from verl.trainer.plan.derived_values import resolve_defaults
@@ -146,7 +149,8 @@ def check_untrained(
     if not trainer.val_only and not placement.trained:
         raise ConfigError(
             f"agent.frozen={list(agent.frozen)} and agent.api leave no agent of "
-            f"{list(agent.agent_ids)} to train; take one out, or set trainer.val_only=true to evaluate"
+            f"{list(agent.agent_ids)} to train; take one out, or set trainer.val_only=true to "
+            "evaluate"
         )
     bases = {spec.wg_id for spec in placement.groups if spec.trained}
     for row in placement.agents:
@@ -171,8 +175,8 @@ def _check_own_keys(
         has_effect = key.startswith(tuple(read)) and not key.startswith(tuple(but))
         if not has_effect and mine != value_at(actor_rollout_ref, key):
             raise IneffectiveKeyError(
-                f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, which has no "
-                f"effect: it is {what}; give it null"
+                f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, "
+                f"which has no effect: it is {what}; give it null"
             )
 
 
@@ -185,18 +189,18 @@ def _check_agent_names(algorithm: AlgorithmConfig, placement: Placement) -> None
     for name in algorithm.per_agent:
         if name in others and name not in names:
             raise IneffectiveKeyError(
-                f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; leave it "
-                "out"
+                f"algorithm.per_agent.{name} has no effect: agent '{others[name]}' is not trained; "
+                "leave it out"
             )
         if name not in names:
             raise ConfigError(
-                f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained agents are "
-                f"{agents}"
+                f"algorithm.per_agent.{name}: no such agent{did_you_mean(name, names)}; trained "
+                f"agents are {agents}"
             )
         if names[name] in name_by_agent:
             raise ConfigError(
-                f"algorithm.per_agent names agent '{names[name]}' twice: {name_by_agent[names[name]]} and "
-                f"{name}; keep one"
+                f"algorithm.per_agent names agent '{names[name]}' twice: "
+                f"{name_by_agent[names[name]]} and {name}; keep one"
             )
         name_by_agent[names[name]] = name
 
@@ -214,8 +218,8 @@ def _check_per_agent(algorithm: AlgorithmConfig, reward: RewardConfig, plan: Run
 
 
 def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algorithm") -> None:
-    """Check the arguments of one agent's estimator, and that it supports the statistics and weights that are
-    set.
+    """Check the arguments of one agent's estimator, and that it supports the statistics and weights
+    that are set.
 
     Args:
         agent: plan of the agent.
@@ -237,8 +241,8 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
         )
     if settings.statistics_over == "trajectories" and not agent.takes("traj_index"):
         raise ConfigError(
-            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average trajectories "
-            "first; use auto or samples"
+            f"{where}.statistics_over=trajectories: estimator '{estimator}' cannot average "
+            "trajectories first; use auto or samples"
         )
     traits = agent.traits
     if settings.call_weighting == "trajectory" and traits.weighs_calls_by:
@@ -252,8 +256,8 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
         and not averages_trajectories(settings, estimator)
     ):
         raise ConfigError(
-            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot weigh them; "
-            f"use sample, or {where}.statistics_over=trajectories"
+            f"{where}.call_weighting=trajectory: {estimator} {traits.cannot_weigh} and cannot "
+            f"weigh them; use sample, or {where}.statistics_over=trajectories"
         )
     if estimator == "m_grpo" and settings.m_grpo.main_agent not in agents:
         raise ConfigError(
@@ -262,8 +266,8 @@ def check_estimator(agent: AgentPlan, agents: Sequence[str], where: str = "algor
 
 
 def _check_gdpo_rewards(reward: RewardConfig, settings: Any, where: str) -> None:
-    """Raise ConfigError for a reward that no sample can have; names that reward functions return are known
-    after the first episodes.
+    """Raise ConfigError for a reward that no sample can have; names that reward functions return
+    are known after the first episodes.
     """
     terms = known_terms(reward)
     for name in settings.gdpo_reward_keys or ():
@@ -281,8 +285,8 @@ def _check_gdpo_rewards(reward: RewardConfig, settings: Any, where: str) -> None
 
 
 def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan: RunPlan) -> None:
-    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the columns of
-    its keys alone.
+    """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the
+    columns of its keys alone.
     """
     if algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
         return
@@ -310,14 +314,14 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
         if names and all(name in read and not set(carried) & set(read[name]) for name in names):
             fix = f"add one of {', '.join(carried)} to them" if carried else "none of them has it"
             raise IneffectiveKeyError(
-                f"{setting} has no effect: gdpo learns from algorithm.gdpo_reward_keys={read[names[0]]} "
-                f"alone; {fix}"
+                f"{setting} has no effect: gdpo learns from "
+                f"algorithm.gdpo_reward_keys={read[names[0]]} alone; {fix}"
             )
 
 
 def _check_whole_batch(plan: RunPlan) -> None:
-    """Raise ConfigError for agents of one policy with different settings of an estimator that computes over
-    all rows of a policy.
+    """Raise ConfigError for agents of one policy with different settings of an estimator that
+    computes over all rows of a policy.
 
     Rewards of GDPO may differ: then the rewards of each agent are whitened apart.
     """
@@ -332,8 +336,8 @@ def _check_whole_batch(plan: RunPlan) -> None:
         if differing and agent.traits.whole_batch:
             raise ConfigError(
                 f"algorithm.per_agent: agents '{first}' and '{agent.agent_id}' share policy "
-                f"'{agent.policy_id}' but differ in {', '.join(differing)}, while {name} computes over all "
-                "rows of a policy; give them one value, or a policy each"
+                f"'{agent.policy_id}' but differ in {', '.join(differing)}, while {name} computes "
+                "over all rows of a policy; give them one value, or a policy each"
             )
 
 
@@ -345,22 +349,24 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
     if reward.propagation.mode != "none" and reward.team_scope != "episode":
         raise ConfigError(
             f"reward.team_scope={reward.team_scope} contradicts "
-            f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of the whole "
-            "episode; set reward.team_scope=episode or reward.propagation.mode=none"
+            f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of "
+            "the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
     if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
         raise ConfigError(
             "reward.granularity=token places rewards on tokens as they are, but "
-            f"reward.shaping={reward.shaping} and reward.propagation.mode={reward.propagation.mode} change "
-            "the reward of a whole reply; set reward.shaping=default and reward.propagation.mode=none, or "
+            f"reward.shaping={reward.shaping} and "
+            f"reward.propagation.mode={reward.propagation.mode} change the reward of a whole "
+            "reply; set reward.shaping=default and reward.propagation.mode=none, or "
             "reward.granularity=reply"
         )
     for agent in plan.agents:
         limit = agent.sampling.max_tokens
         if buffer.enable and buffer.len > limit:
             raise ConfigError(
-                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that agent "
-                f"'{agent.agent_id}' may write: even an empty reply would be penalized; choose a smaller one"
+                f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that "
+                f"agent '{agent.agent_id}' may write: even an empty reply would be penalized; "
+                "choose a smaller one"
             )
 
 
@@ -392,7 +398,9 @@ def _leader(config: RunConfig, key: str) -> str | None:
 
 
 def _shown_of_critic(config: RunConfig, name: str, follows: bool = True) -> str:
-    """Return `key=value` of critics, with the key of the policy if `follows` and they have its value."""
+    """Return `key=value` of critics, with the key of the policy if `follows` and they have its
+    value.
+    """
     key = f"critic.{name}"
     return f"{(_leader(config, key) if follows else None) or key}={as_typed(value_at(config, key))}"
 
@@ -400,15 +408,15 @@ def _shown_of_critic(config: RunConfig, name: str, follows: bool = True) -> str:
 def _check_mini_batch(size: int, setting: str, tasks: int) -> None:
     if size and (size > tasks or tasks % size):
         raise ConfigError(
-            f"{setting} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS counts "
-            "rows): choose a divisor, 0 for one update per step, or the number of updates "
+            f"{setting} does not divide data.train_batch_size={tasks}; both count tasks (Dr. MAS "
+            "counts rows): choose a divisor, 0 for one update per step, or the number of updates "
             "(ppo_mini_update_num)"
         )
 
 
 def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable[[str], str]) -> None:
-    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its dtype,
-    `setting_of` returns `key=value`.
+    """Raise ConfigError for an attention implementation that cannot run; `dtype` is the key of its
+    dtype, `setting_of` returns `key=value`.
     """
     key = setting_of("model.attn_implementation")
     name = model.attn_implementation
@@ -428,8 +436,8 @@ def _check_attention(model: TrainedModelConfig, dtype: str, setting_of: Callable
 
 
 def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacement) -> None:
-    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the loss needs
-    their log-probs.
+    """Raise ConfigError if rows with advantage 0 are skipped although they have a gradient or the
+    loss needs their log-probs.
     """
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
@@ -438,9 +446,9 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
     loss_mode = actor.policy_loss.loss_mode
     if algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
-            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, ranks and "
-            "weights tokens of the whole mini-batch by log-probs that are not computed for skipped rows; "
-            "turn one off"
+            f"{skipping} contradicts algorithm.rollout_correction.bypass_mode=true, which rejects, "
+            "ranks and weights tokens of the whole mini-batch by log-probs that are not computed "
+            "for skipped rows; turn one off"
         )
     gradients = {
         "entropy_coeff": bool(actor.entropy_coeff),
@@ -458,16 +466,16 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
 def check_rollout_correction(
     algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, gateway: GatewayConfig, plan: RunPlan
 ) -> None:
-    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of bias that no
-    correction removes.
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of
+    bias that no correction removes.
     """
     correction = algorithm.rollout_correction
     mode = async_training.mode
     if not async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
         raise ConfigError(
-            f"async_training.mode={mode} trains on samples of older weights, which needs an off-policy "
-            "correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or .m2po_tau, or "
-            ".bypass_mode=true (docs/updates.md#sampler-against-trainer)"
+            f"async_training.mode={mode} trains on samples of older weights, which needs an "
+            "off-policy correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or "
+            ".m2po_tau, or .bypass_mode=true (docs/updates.md#sampler-against-trainer)"
         )
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
@@ -479,15 +487,15 @@ def check_rollout_correction(
     for name, band in bands.items():
         if band.lower is not None and not band.lower <= 1 <= band.upper:
             raise ConfigError(
-                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, the ratio of "
-                "a token with equal log-probs in sampler and trainer, so no token is left; choose a lower "
-                "bound of at most 1 and an upper bound of at least 1"
+                f"algorithm.rollout_correction.{name}={band.lower:g}_{band.upper:g} excludes 1, "
+                "the ratio of a token with equal log-probs in sampler and trainer, so no token is "
+                "left; choose a lower bound of at most 1 and an upper bound of at least 1"
             )
     if correction.bypass_mode and gateway.structured == "mask":
         raise ConfigError(
-            "gateway.structured=mask needs the pass for old log-probs, which measures the probability that "
-            "masks cut off, but algorithm.rollout_correction.bypass_mode=true skips it and clips the ratio "
-            "to the masked policy; set bypass_mode=false"
+            "gateway.structured=mask needs the pass for old log-probs, which measures the "
+            "probability that masks cut off, but algorithm.rollout_correction.bypass_mode=true "
+            "skips it and clips the ratio to the masked policy; set bypass_mode=false"
         )
     for agent in plan.trained:
         _check_loss(algorithm, agent)
@@ -495,50 +503,51 @@ def check_rollout_correction(
 
 
 def _check_loss(algorithm: AlgorithmConfig, agent: AgentPlan) -> None:
-    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a loss
-    without its keys.
+    """Raise ConfigError for an estimator that needs the missing pass for old log-probs, and for a
+    loss without its keys.
     """
     bypass = algorithm.rollout_correction.bypass_mode
     estimator = agent.estimator
     if bypass and agent.needs("sum_pi_squared"):
         raise ConfigError(
-            f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, which the "
-            "pass for old log-probs computes and algorithm.rollout_correction.bypass_mode=true skips; set "
-            "bypass_mode=false, or choose another estimator"
+            f"algorithm.adv_estimator={estimator} (agent '{agent.agent_id}') needs sum_pi_squared, "
+            "which the pass for old log-probs computes and "
+            "algorithm.rollout_correction.bypass_mode=true skips; set bypass_mode=false, or choose "
+            "another estimator"
         )
     loss = agent.config.actor.policy_loss.loss_mode
     if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
         raise ConfigError(
-            f"{_shown(agent, 'rollout.tool_samples')}: algorithm.adv_estimator=optimal_token_baseline "
-            "compares the tokens in one column, but tool messages of any length stand between them; use "
-            "tir_optimal_token_baseline"
+            f"{_shown(agent, 'rollout.tool_samples')}: "
+            "algorithm.adv_estimator=optimal_token_baseline compares the tokens in one column, but "
+            "tool messages of any length stand between them; use tir_optimal_token_baseline"
         )
     if loss == "bypass_mode" and not bypass:
         raise ConfigError(
-            f"{agent.key('actor.policy_loss.loss_mode')}=bypass_mode (agent '{agent.agent_id}') needs "
-            "algorithm.rollout_correction.bypass_mode=true"
+            f"{agent.key('actor.policy_loss.loss_mode')}=bypass_mode (agent '{agent.agent_id}') "
+            "needs algorithm.rollout_correction.bypass_mode=true"
         )
     for name in POLICY_LOSSES.traits(loss).positive:
         value = value_at(agent.config.actor, name)
         if value is None or not value > 0:
             raise ConfigError(
-                f"{agent.key(f'actor.{name}')}={value} (agent '{agent.agent_id}'): the loss {loss} needs a "
-                "positive number"
+                f"{agent.key(f'actor.{name}')}={value} (agent '{agent.agent_id}'): the loss {loss} "
+                "needs a positive number"
             )
 
 
 def _warn_of_truncation(placement: Placement) -> None:
-    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation, so no
-    ratio shows the bias.
+    """Warn of truncated sampling, which biases the gradient: log-probs are those before truncation,
+    so no ratio shows the bias.
     """
     truncated = [
         a.agent_id for a in placement.trained if a.config.rollout.top_p < 1.0 or a.config.rollout.top_k != -1
     ]
     if truncated:
         logger.warning(
-            "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats replies as "
-            "samples of the full distribution, and algorithm.rollout_correction cannot correct this; use "
-            "top_p=1.0 and top_k=-1 for an unbiased gradient",
+            "actor_rollout_ref.rollout.top_p/top_k truncate the sampling of %s: the update treats "
+            "replies as samples of the full distribution, and algorithm.rollout_correction cannot "
+            "correct this; use top_p=1.0 and top_k=-1 for an unbiased gradient",
             ", ".join(truncated),
         )
 
@@ -550,18 +559,19 @@ def check_critic_keys(critic: CriticConfig, plan: RunPlan) -> None:
         if critic.enable is False and agent.needs_values:
             raise ConfigError(
                 f"algorithm.adv_estimator={name} of agent '{agent.agent_id}' needs values, but "
-                "critic.enable=false; set critic.enable=null, or choose an estimator without a critic"
+                "critic.enable=false; set critic.enable=null, or choose an estimator without a "
+                "critic"
             )
         if critic.enable and not agent.reads_values:
             raise ConfigError(
-                f"critic.enable=true, but algorithm.adv_estimator={name} of agent '{agent.agent_id}' reads "
-                "no values: its critic would not be used; set critic.enable=null, or choose an estimator "
-                "with a critic (gae)"
+                f"critic.enable=true, but algorithm.adv_estimator={name} of agent "
+                f"'{agent.agent_id}' reads no values: its critic would not be used; set "
+                "critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.max_prompt_length
         if critic.view == "joint" and longest > critic.joint_prompt_length:
             raise ConfigError(
-                f"critic.joint_prompt_length={critic.joint_prompt_length} is less than the prompt of "
-                f"agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt together: "
-                "choose a larger one"
+                f"critic.joint_prompt_length={critic.joint_prompt_length} is less than the prompt "
+                f"of agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt "
+                "together: choose a larger one"
             )

@@ -32,8 +32,8 @@ SECTIONS = {name.rsplit(".", i)[0] for name in KEYS for i in range(1, name.count
 
 @cache
 def register_config() -> str:
-    """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes no
-    folders.
+    """Store `RunConfig` in Hydra's ConfigStore and return the name for `hydra.main`; Hydra writes
+    no folders.
     """
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
@@ -60,7 +60,9 @@ def register_config() -> str:
 
 @contextmanager
 def report_config_errors(arguments: Sequence[str]) -> Iterator[None]:
-    """End the process with a one-line error if keys or values of the command line `arguments` are invalid."""
+    """End the process with a one-line error if keys or values of the command line `arguments` are
+    invalid.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -73,10 +75,11 @@ def report_config_errors(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def with_preset_note(message: str, arguments: Sequence[str]) -> str:
-    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a default of
-    verl's set that key.
+    """Return a message about `key=value`, with a note if a preset, a setting in verl's names or a
+    default of verl's set that key.
 
-    In a message about several keys the first of them that has such a setting or default gets the note.
+    In a message about several keys the first of them that has such a setting or default gets the
+    note.
     """
     command = _translated(arguments)
     for key in re.findall(r"[a-z_]\w*(?:\.\w+)+", message):
@@ -107,13 +110,14 @@ def prepare_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def prepare(arguments: Sequence[str]) -> Command:
-    """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one by one,
-    those of a preset in front.
+    """Return a command line ready for Hydra: settings of verl and Dr. MAS translated, checked one
+    by one, those of a preset in front.
 
-    Overrides of free-form sections, whole or key by key, get `++`: Hydra would refuse their keys as unknown.
+    Overrides of free-form sections, whole or key by key, get `++`: Hydra would refuse their keys as
+    unknown.
 
-    Raises ConfigError naming the first override with an invalid key or value; syntax errors are left to
-    Hydra.
+    Raises ConfigError naming the first override with an invalid key or value; syntax errors are
+    left to Hydra.
     """
     command = _translated(arguments)
     for first, second in command.contradictions:
@@ -137,8 +141,8 @@ def prepare(arguments: Sequence[str]) -> Command:
 
 
 def compose_config(arguments: Sequence[str]) -> RunConfig:
-    """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for invalid keys
-    and values.
+    """Return the configuration of a command line. Raises ConfigError, or an error of Hydra, for
+    invalid keys and values.
     """
     return _compose(prepare_overrides(arguments))
 
@@ -173,16 +177,16 @@ def _composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 @cache
 def _defaults() -> bytes:
-    """Return the pickled configuration without overrides: a copy by pickle takes a fifth of the time of
-    `deepcopy`.
+    """Return the pickled configuration without overrides: a copy by pickle takes a fifth of the
+    time of `deepcopy`.
     """
     return pickle.dumps(_composed_by_hydra([]))
 
 
 def _changed_defaults(overrides: Sequence[str]) -> DictConfig | None:
-    """Return what Hydra composes with overrides, by its own function for them, in a third of the time: the
-    rest is the same in every composition. None for overrides that Hydra has to see itself: of its own keys
-    and groups, sweeps, and wrong ones.
+    """Return what Hydra composes with overrides, by its own function for them, in a third of the
+    time: the rest is the same in every composition. None for overrides that Hydra has to see
+    itself: of its own keys and groups, sweeps, and wrong ones.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.errors import HydraException
@@ -200,8 +204,8 @@ def _changed_defaults(overrides: Sequence[str]) -> DictConfig | None:
 
 
 def _without_effect(overrides: Sequence[str]) -> list[str]:
-    """Return the keys that have no effect with the others; none if an estimator or a loss is unknown before
-    plug-ins are loaded.
+    """Return the keys that have no effect with the others; none if an estimator or a loss is
+    unknown before plug-ins are loaded.
     """
     from verl.trainer.plan.effects import without_effect
     from verl.trainer.plan.placement import build_placement
@@ -220,11 +224,11 @@ def free_form_sections(program_keys: Mapping[str, Key]) -> tuple[str, ...]:
     return tuple(f"{name}." for name, key in program_keys.items() if isinstance(key.default, dict))
 
 
-# Mappings with keys of the user: options of a workflow or an environment, or names of agents or worker
-# groups.
+# Mappings with keys of the user: options of a workflow or an environment, or names of agents or
+# worker groups.
 FREE_FORM = free_form_sections(KEYS)
-# Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the models,
-# which verl may name otherwise.
+# Free-form sections whose keys are the user's; those of `agent_specific_parameters` are keys of the
+# models, which verl may name otherwise.
 OWN_NAMES = tuple(section for section in FREE_FORM if section != f"{PER_AGENT}.")
 
 
@@ -286,8 +290,8 @@ def _parsed(override: str) -> Override:
 
 
 def _unknown(key: str) -> str:
-    """Return the message for an unknown key: the counterpart of verl's key of that name, or the nearest known
-    key.
+    """Return the message for an unknown key: the counterpart of verl's key of that name, or the
+    nearest known key.
     """
     from verl.compat.keys import find_verl_key
 
@@ -325,8 +329,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _slip(overrides: Sequence[str]) -> str:
-    """Return a message about the first override that Hydra cannot parse for a known reason; empty if there is
-    none.
+    """Return a message about the first override that Hydra cannot parse for a known reason; empty
+    if there is none.
     """
     for override in overrides:
         if "=" not in override and not override.startswith(("~", "-")):
@@ -362,7 +366,9 @@ def _yaml_of(pickled: bytes) -> str:
 
 @cache
 def _dumper() -> type[OmegaConfDumper]:
-    """Return OmegaConf's dumper, which quotes texts that look like numbers, with tuples written as lists."""
+    """Return OmegaConf's dumper, which quotes texts that look like numbers, with tuples written as
+    lists.
+    """
     from omegaconf._utils import get_omega_conf_dumper
 
     class Dumper(get_omega_conf_dumper()):  # type: ignore[misc]
@@ -376,8 +382,8 @@ def _dumper() -> type[OmegaConfDumper]:
 
 
 def load_config(path: Path) -> RunConfig:
-    """Read a file of `save_config`, also of an earlier version. Raises ValueError for a file with keys or
-    values unknown to this version.
+    """Read a file of `save_config`, also of an earlier version. Raises ValueError for a file with
+    keys or values unknown to this version.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -394,8 +400,8 @@ def load_config(path: Path) -> RunConfig:
         )
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
-            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; remove or "
-            "rename the key in that file, or use the version that wrote it"
+            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; "
+            "remove or rename the key in that file, or use the version that wrote it"
         ) from error
     assert isinstance(config, RunConfig)
     return config

@@ -1,5 +1,5 @@
-"""Values derived from a run's configuration before anything is started: output folder, defaults, tokenizers,
-the printed placement.
+"""Values derived from a run's configuration before anything is started: output folder, defaults,
+tokenizers, the printed placement.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from verl.trainer.config import ActorRolloutRefConfig, DataConfig, RolloutConfig
 from verl.trainer.plan.devices import engine_pool
 from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
 
-# Enough to keep the engine's slots busy while environments run, few enough that calls do not time out in the
-# queue.
+# Enough to keep the engine's slots busy while environments run, few enough that calls do not time
+# out in the queue.
 EPISODES_PER_SLOT = 4
 
 
@@ -28,8 +28,8 @@ def run_dir_of(trainer: TrainerConfig) -> Path:
 
 
 def steps_of_run(trainer: TrainerConfig, steps_of_epoch: int) -> int:
-    """Return the number of training steps of the run: `trainer.total_training_steps`, or those of all
-    epochs.
+    """Return the number of training steps of the run: `trainer.total_training_steps`, or those of
+    all epochs.
     """
     return (
         trainer.total_training_steps
@@ -39,8 +39,8 @@ def steps_of_run(trainer: TrainerConfig, steps_of_epoch: int) -> int:
 
 
 def resolve_defaults(config: RunConfig) -> None:
-    """Fill in defaults that other keys determine, and make model folders absolute, so that config.yaml is
-    complete.
+    """Fill in defaults that other keys determine, and make model folders absolute, so that
+    config.yaml is complete.
     """
     rollout = config.actor_rollout_ref.rollout
     data = config.data
@@ -85,8 +85,8 @@ def prompt_length_key(
 
 
 def max_model_len(data: DataConfig, placement: Placement, group: WorkerGroupSpec) -> int:
-    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group and the
-    reward model in it.
+    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group
+    and the reward model in it.
     """
 
     def longest(r: RolloutConfig) -> int:
@@ -98,8 +98,8 @@ def max_model_len(data: DataConfig, placement: Placement, group: WorkerGroupSpec
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:
-    """Return the tokenizer of a worker group's model. Raises ModelPathError if it is missing or has tokens
-    that the model lacks.
+    """Return the tokenizer of a worker group's model. Raises ModelPathError if it is missing or has
+    tokens that the model lacks.
     """
     from verl.models.loader import ModelPathError, check_vocabulary, load_tokenizer
 

@@ -1,5 +1,5 @@
-"""Devices of each worker group: all devices of a pool, or a part of them. Engines share the trainer's pool or
-have one of their own.
+"""Devices of each worker group: all devices of a pool, or a part of them. Engines share the
+trainer's pool or have one of their own.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Devices:
-    """`ranks` consecutive devices of a pool from index `first`; on each, a worker group has one process per
-    worker.
+    """`ranks` consecutive devices of a pool from index `first`; on each, a worker group has one
+    process per worker.
     """
 
     first: int
@@ -70,7 +70,9 @@ def trainer_pool(trainer: TrainerConfig) -> Pool:
 
 
 def engine_pool(trainer: TrainerConfig, rollout: CollectConfig) -> Pool:
-    """Return the pool of the engines: that of the policies unless engines have devices of their own."""
+    """Return the pool of the engines: that of the policies unless engines have devices of their
+    own.
+    """
     if not own_engine_devices(rollout):
         return trainer_pool(trainer)
     return Pool(ENGINES, rollout.nnodes, rollout.n_gpus_per_node, rollout.pool_sizes)
@@ -85,15 +87,15 @@ def count_devices(trainer: TrainerConfig, rollout: CollectConfig) -> int:
 def assign_devices(
     trainer: TrainerConfig, rollout: CollectConfig, placement: Placement
 ) -> dict[str, Devices]:
-    """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its own part
-    with `dedicated`.
+    """Return the devices of the policies by `wg_id`: all with `trainer.resource_pool=shared`, its
+    own part with `dedicated`.
 
-    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each; without
-    sizes they are equal. Where engines have devices of their own, worker groups without training have none
-    here.
+    The parts are consecutive, in the order of the placement, with `trainer.pool_sizes` ranks each;
+    without sizes they are equal. Where engines have devices of their own, worker groups without
+    training have none here.
 
-    Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the devices
-    cannot be divided equally, and for dedicated pools of a team without worker groups.
+    Raises PlacementError if sizes name other groups or do not sum to the number of devices, if the
+    devices cannot be divided equally, and for dedicated pools of a team without worker groups.
     """
     apart = own_engine_devices(rollout)
     groups = [spec.wg_id for spec in placement.groups if spec.trained or not apart]
@@ -104,8 +106,8 @@ def assign_devices(
 def assign_engines(
     trainer: TrainerConfig, rollout: CollectConfig, placement: Placement
 ) -> dict[str, Devices]:
-    """Return the devices of the engines by `wg_id`: those of the policies, or devices of the engines' own,
-    divided in the same way.
+    """Return the devices of the engines by `wg_id`: those of the policies, or devices of the
+    engines' own, divided in the same way.
 
     Raises PlacementError as `assign_devices` does.
     """
@@ -125,8 +127,8 @@ def _divided(
             "trainer.resource_pool=dedicated" if dedicated else f"rollout.n_gpus_per_node={pool.per_node}"
         )
         raise PlacementError(
-            f"{needless} has no effect: all agents are behind an API, and no worker group needs a device; "
-            "leave it out"
+            f"{needless} has no effect: all agents are behind an API, and no worker group needs a "
+            "device; leave it out"
         )
     if not dedicated and sizes:
         raise PlacementError(
@@ -137,8 +139,8 @@ def _divided(
     if not sizes and groups:
         if pool.size % len(groups):
             raise PlacementError(
-                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided equally "
-                f"among {len(groups)} {what} {groups}; set {key}"
+                f"trainer.resource_pool=dedicated: {pool} = {pool.size} devices cannot be divided "
+                f"equally among {len(groups)} {what} {groups}; set {key}"
             )
         sizes = dict.fromkeys(groups, pool.size // len(groups))
     if set(sizes) != set(groups):
@@ -159,8 +161,8 @@ def _divided(
 
 
 def describe_devices(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> dict[str, str]:
-    """Return the devices of every worker group in words, by `wg_id`; with those of its engines where these
-    have their own.
+    """Return the devices of every worker group in words, by `wg_id`; with those of its engines
+    where these have their own.
     """
     policies = assign_devices(trainer, rollout, placement)
     engines = assign_engines(trainer, rollout, placement)
@@ -175,8 +177,8 @@ def describe_devices(trainer: TrainerConfig, rollout: CollectConfig, placement: 
 
 
 def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> None:
-    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit the devices
-    of a worker group.
+    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit
+    the devices of a worker group.
     """
     pool = engine_pool(trainer, rollout)
     devices = assign_engines(trainer, rollout, placement)
@@ -189,23 +191,23 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, placement
         key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
         if trainer.controller == "local":
             raise PlacementError(
-                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} devices needs "
-                f"{tp}"
+                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} "
+                f"devices needs {tp}"
             )
         if group_devices.ranks % tp:
             raise PlacementError(
-                f"{key} does not divide the {group_devices.ranks} devices of worker group '{spec.wg_id}' "
-                f"({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its part of them in "
-                f"{pool.section}.pool_sizes); choose a divisor"
+                f"{key} does not divide the {group_devices.ranks} devices of worker group "
+                f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
+                f"part of them in {pool.section}.pool_sizes); choose a divisor"
             )
         for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
                 raise PlacementError(
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
-                    f"{Devices(first, tp, pool.section)}, which are on different nodes of {pool.per_node} "
-                    f"({pool.section}.n_gpus_per_node); choose a divisor of {pool.per_node}, and with "
-                    f"{pool.section}.pool_sizes let the devices before the group's first, number "
-                    f"{group_devices.first}, be a multiple of it"
+                    f"{Devices(first, tp, pool.section)}, which are on different nodes of "
+                    f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
+                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
+                    f"the group's first, number {group_devices.first}, be a multiple of it"
                 )
 
 
@@ -216,8 +218,8 @@ def processes_per_device(devices: Mapping[str, Devices]) -> int:
 
 
 def processes_per_node(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
-    """Return the number of processes that may be busy at the same time on one node, where both pools
-    may be.
+    """Return the number of processes that may be busy at the same time on one node, where both
+    pools may be.
     """
     policies = processes_per_device(assign_devices(trainer, rollout, placement)) * trainer.n_gpus_per_node
     engines = processes_per_device(assign_engines(trainer, rollout, placement)) * rollout.n_gpus_per_node

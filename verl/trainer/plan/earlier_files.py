@@ -9,8 +9,8 @@ from typing import Any
 def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     """Return the tree of a file with each switch that became a value of another key as that value.
 
-    A switch that was off had left the number beside it without effect, so the number goes as well. Sections
-    that are no sections stay, for the check of types.
+    A switch that was off had left the number beside it without effect, so the number goes as well.
+    Sections that are no sections stay, for the check of types.
     """
     saved = deepcopy(saved)
     agent = _section(saved, "agent")

@@ -1,16 +1,18 @@
-"""Detection of changed keys without an effect: each depends on other keys, and is an error instead of being
-ignored.
+"""Detection of changed keys without an effect: each depends on other keys, and is an error instead
+of being ignored.
 
-A key declares the conditions that it depends on (`effect`, see `verl.trainer.config.spec`). A condition is
-one of
+A key declares the conditions that it depends on (`effect`, see `verl.trainer.config.spec`). A
+condition is one of
 
-- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; alternatives are separated
-  by ` or `. A label in
-  front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in messages only.
+- `key=value,value`, `key!=value`, `key>number`, or a key alone, which must be set; alternatives are
+  separated by ` or `. A label in
+  front (`a GPU: trainer.device=auto,cuda`) and a note in parentheses at the end are shown in
+  messages only.
 - one of `FACTS`, which depend on several keys.
 
-A key is changed if its value is neither the default nor that of the key that it follows. It has an effect
-if a key that follows it has one. An estimator or a loss that a plug-in registered may read any key.
+A key is changed if its value is neither the default nor that of the key that it follows. It has an
+effect if a key that follows it has one. An estimator or a loss that a plug-in registered may read
+any key.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ MODEL = "actor_rollout_ref."
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
-# Keys whose conditions are checked for an agent that is not trained: served here, or behind an API. Which of
-# its own keys are read at all is in `checks.py`.
+# Keys whose conditions are checked for an agent that is not trained: served here, or behind an API.
+# Which of its own keys are read at all is in `checks.py`.
 CHECKED_OF_SERVED = ("model.", "rollout.")
 CHECKED_OF_API = ("rollout.val_kwargs.",)
 
@@ -87,8 +89,8 @@ def _loss_reads(key: str, scope: Scope) -> bool:
 
 
 def _averages_by_mode(key: str, scope: Scope) -> bool:
-    """Return whether the loss or an added term reads `actor.loss_agg_mode`, or the loss always aggregates
-    that way.
+    """Return whether the loss or an added term reads `actor.loss_agg_mode`, or the loss always
+    aggregates that way.
     """
     actor = scope.config.actor_rollout_ref.actor
     beside = bool(actor.entropy_coeff) or actor.use_kl_loss
@@ -96,8 +98,8 @@ def _averages_by_mode(key: str, scope: Scope) -> bool:
 
 
 def _adapter_reads(key: str, scope: Scope) -> bool:
-    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common value
-    any.
+    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common
+    value any.
     """
     has_own_value = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
     return any(
@@ -193,9 +195,9 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
 
 def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed keys that have no effect, those of the run, and those of a model for which they have
-    none for any agent; and keys that follow others, whatever their values are: without the keys that they
-    follow, which may be among them, these would be changes.
+    """Return the changed keys that have no effect, those of the run, and those of a model for which
+    they have none for any agent; and keys that follow others, whatever their values are: without
+    the keys that they follow, which may be among them, these would be changes.
     """
     run_keys = {name for name in _idle(Scope(config, plan)) if not name.startswith(MODEL)}
     idle = [
@@ -211,8 +213,8 @@ def _idle(scope: Scope) -> set[str]:
 
 
 def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
-    """Return whether a key is checked for an agent: without training, only keys of serving or of API requests
-    are.
+    """Return whether a key is checked for an agent: without training, only keys of serving or of
+    API requests are.
     """
     learns = isinstance(agent, AgentPlacement) and not agent.frozen
     checked = CHECKED_OF_SERVED if isinstance(agent, AgentPlacement) else CHECKED_OF_API
@@ -220,8 +222,8 @@ def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
 
 
 def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys that they
-    follow, without an effect.
+    """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys
+    that they follow, without an effect.
     """
     for name, key in keys(RunConfig).items():
         value = value_at(scope.config, name) if key.effect else None

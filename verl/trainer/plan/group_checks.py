@@ -1,5 +1,5 @@
-"""Checks of the groups that estimators compare, and of other settings that leave nothing to learn; part of
-`checks`.
+"""Checks of the groups that estimators compare, and of other settings that leave nothing to learn;
+part of `checks`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _check_filtered(algorithm: AlgorithmConfig, env: EnvConfig, agent: AgentPlan
     if not traits.grouped or agent.needs_values or agent.needs("reward_baselines"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
-            f"algorithm.adv_estimator={estimator}{agent_note} learns from them as well: turn the filter off, "
-            "or use an estimator with a group baseline, such as grpo"
+            f"algorithm.adv_estimator={estimator}{agent_note} learns from them as well: turn the "
+            "filter off, or use an estimator with a group baseline, such as grpo"
         )
     if not set(fields) & set(TASK_FIELDS):
         raise ConfigError(
@@ -74,8 +74,8 @@ def _check_filtered(algorithm: AlgorithmConfig, env: EnvConfig, agent: AgentPlan
         )  # fmt: skip
     if env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
         raise ConfigError(
-            "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one episode "
-            "cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
+            "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one "
+            "episode cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
         )
 
 
@@ -90,8 +90,8 @@ def check_sampling(
     if committed and algorithm.filter_groups.enable:
         raise ConfigError(
             "algorithm.filter_groups.enable=true drops rows of groups of equal rewards, but with "
-            "rollout.tree.returns=committed a row also learns from the other candidates of its call, which "
-            "are no group: turn the filter off, or use rollout.tree.returns=step"
+            "rollout.tree.returns=committed a row also learns from the other candidates of its "
+            "call, which are no group: turn the filter off, or use rollout.tree.returns=step"
         )
     for agent in plan.trained:
         agent_note = _agent_note(algorithm, agent.agent_id)
@@ -100,8 +100,8 @@ def check_sampling(
             _check_tree_estimator(agent, agent_note)
             if agent.averages_trajectories:
                 raise ConfigError(
-                    "rollout.sampling=tree compares the candidates of a call, but the samples of an episode "
-                    "are averaged first with "
+                    "rollout.sampling=tree compares the candidates of a call, but the samples of "
+                    "an episode are averaged first with "
                     f"algorithm.statistics_over={agent.algorithm.statistics_over} with "
                     f"adv_estimator={agent.estimator} and groups {fields}{agent_note}; set "
                     "algorithm.statistics_over=samples, algorithm.adv_estimator=grpo, or "
@@ -113,8 +113,9 @@ def check_sampling(
         if alone and agent.compares_groups and set(fields) >= CALL_FIELDS:
             zero = "every advantage of the estimator" if committed else "every advantage"
             raise ConfigError(
-                f"algorithm.group_by={fields}{agent_note} holds one sample per group with {one}, so {zero} "
-                f"is 0; set {_more_samples(tree, committed)}, or algorithm.group_by=[uid,agent_id,turn]"
+                f"algorithm.group_by={fields}{agent_note} holds one sample per group with {one}, "
+                f"so {zero} is 0; set {_more_samples(tree, committed)}, or "
+                "algorithm.group_by=[uid,agent_id,turn]"
             )
 
 
@@ -125,7 +126,9 @@ def _more_samples(tree: bool, committed: bool) -> str:
 
 
 def _check_tree_estimator(agent: AgentPlan, agent_note: str) -> None:
-    """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own action."""
+    """Raise ConfigError for an estimator that has no meaning if nothing follows a candidate's own
+    action.
+    """
     if agent.needs_values:
         why = (
             "with algorithm.gae.level=turn reads values along an episode's calls"
@@ -137,15 +140,15 @@ def _check_tree_estimator(agent: AgentPlan, agent_note: str) -> None:
     if not why:
         return
     raise ConfigError(
-        "rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own action "
-        f"alone, but algorithm.adv_estimator={agent.estimator}{agent_note} {why}; set "
+        "rollout.sampling=tree with rollout.tree.returns=step rewards each candidate for its own "
+        f"action alone, but algorithm.adv_estimator={agent.estimator}{agent_note} {why}; set "
         "rollout.tree.returns=committed, or use another estimator, such as grpo"
     )
 
 
 def check_signal(config: RunConfig, plan: RunPlan) -> None:
-    """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that prevent
-    learning.
+    """Raise ConfigError if every advantage of a training run is 0, and warn of other settings that
+    prevent learning.
     """
     if not config.trainer.val_only:
         _check_groups(config.env, plan)
@@ -182,17 +185,18 @@ def _check_groups(env: EnvConfig, plan: RunPlan) -> None:
             continue
         if agent.averages_trajectories and "traj_uid" in fields:
             raise ConfigError(
-                f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory per group, and "
-                f"algorithm.statistics_over={agent.algorithm.statistics_over} averages its samples first, so every "
-                "advantage is 0; group by uid instead of traj_uid, or set algorithm.statistics_over=samples"
+                f"algorithm.group_by={fields} (agent '{agent.agent_id}') holds one trajectory per "
+                f"group, and algorithm.statistics_over={agent.algorithm.statistics_over} averages "
+                "its samples first, so every advantage is 0; group by uid instead of traj_uid, or "
+                "set algorithm.statistics_over=samples"
             )
         if env.rollout.n == 1 and {"uid", "task_id"} & set(fields):
             alone[agent.agent_id] = agent.estimator
     if alone:
         logger.warning(
-            "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and there is one, "
-            "so that advantages of %s are 0 unless rewards differ between its own calls; set env.rollout.n "
-            "to 2 or more, or use an estimator without groups",
+            "env.rollout.n=1: algorithm.adv_estimator=%s compares the episodes of a task, and "
+            "there is one, so that advantages of %s are 0 unless rewards differ between its own "
+            "calls; set env.rollout.n to 2 or more, or use an estimator without groups",
             ", ".join(sorted(set(alone.values()))), ", ".join(alone),
         )  # fmt: skip
 
@@ -215,7 +219,7 @@ def _warn_of_repeated_rewards(reward: RewardConfig, plan: RunPlan) -> None:
     if by_turn and reward.team_scope == "episode":  # as reward.propagation requires
         logger.warning(
             "algorithm.gae.level=turn adds up the rewards of an agent's calls, but with "
-            "reward.team_scope=episode or reward.propagation each call of %s has the team reward of the "
-            "episode, which counts once per call; set reward.team_scope=turn or call",
+            "reward.team_scope=episode or reward.propagation each call of %s has the team reward "
+            "of the episode, which counts once per call; set reward.team_scope=turn or call",
             ", ".join(by_turn),
         )

@@ -1,5 +1,5 @@
-"""Trained models of a team, as the controller calls them: every policy and every critic, each on its own rows
-of a batch.
+"""Trained models of a team, as the controller calls them: every policy and every critic, each on
+its own rows of a batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def policy_learners(data: DataConfig, placement: Placement) -> dict[str, Learner
 
 
 def group_learners(data: DataConfig, critic: CriticConfig, placement: Placement) -> dict[str, Learner]:
-    """Return the learners that use the rows of all agents of a worker group, as critics do, by `wg_id`."""
+    """Return the learners that use the rows of all agents of a worker group, as critics do, by
+    `wg_id`.
+    """
     groups = {
         spec.wg_id: [a for a in placement.trained if a.wg_id == spec.wg_id]
         for spec in placement.groups
@@ -53,7 +55,9 @@ def group_learners(data: DataConfig, critic: CriticConfig, placement: Placement)
 def _learner(
     data: DataConfig, agents: Sequence[AgentPlacement], critic: CriticConfig | None = None
 ) -> Learner:
-    """Return the learner of a policy's agents, or with `critic` that of the critic of a worker group."""
+    """Return the learner of a policy's agents, or with `critic` that of the critic of a worker
+    group.
+    """
     first = agents[0]
     longest = max(a.config.rollout.response_length or data.max_response_length for a in agents)
     trained = first.config.actor if critic is None else critic
@@ -69,8 +73,8 @@ def _learner(
 
 
 def num_mini_batches(data: DataConfig, trained: ActorConfig | CriticConfig) -> int:
-    """Return the number of mini-batches per epoch, as given or for mini-batches of `ppo_mini_batch_size`
-    tasks (0: all).
+    """Return the number of mini-batches per epoch, as given or for mini-batches of
+    `ppo_mini_batch_size` tasks (0: all).
     """
     if trained.ppo_mini_update_num is not None:
         return trained.ppo_mini_update_num
@@ -79,8 +83,8 @@ def num_mini_batches(data: DataConfig, trained: ActorConfig | CriticConfig) -> i
 
 
 def is_on_policy(async_training: AsyncTrainingConfig, learners: Mapping[str, Learner]) -> bool:
-    """Return whether every policy has one update per step on samples of its current weights: these are then
-    the old log-probs' too.
+    """Return whether every policy has one update per step on samples of its current weights: these
+    are then the old log-probs' too.
     """
     return async_training.fresh and all(learner.updates == 1 for learner in learners.values())
 

@@ -1,5 +1,5 @@
-"""Placement: the table agent -> policy -> worker group, built once from the config and checked before any
-model is loaded.
+"""Placement: the table agent -> policy -> worker group, built once from the config and checked
+before any model is loaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from verl.trainer.plan.untrained_agents import api_agents, frozen_agents
 from verl.utils.names import did_you_mean, slug, value_at
 
 LEVELS = ("prompt", "lora", "full")
-# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may differ in
-# them.
+# Keys of `actor_rollout_ref.rollout` that are set per request, so that agents on one policy may
+# differ in them.
 PER_REQUEST = ("top_p", "top_k", "response_length", "prompt_length", "stop", "val_kwargs", "tool_samples")
 REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
-# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by one
-# engine.
+# Keys that must be equal for all adapters of one base: they are trained in one model and sampled by
+# one engine.
 BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing",
     "model.use_remove_padding",
@@ -47,19 +47,19 @@ class Row:
     own_keys: frozenset[str]
 
     def key(self, name: str) -> str:
-        """Return the full name under which the agent's value of a key is set: its own key, or the common
-        `actor_rollout_ref` key.
+        """Return the full name under which the agent's value of a key is set: its own key, or the
+        common `actor_rollout_ref` key.
         """
         return f"{WHERE}.{name}" if name in self.own_keys else f"actor_rollout_ref.{name}"
 
 
 @dataclass(frozen=True)
 class AgentPlacement(Row):
-    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is None if
-    the policy is a whole model.
+    """One row of the table; `config` includes the agent's own values (of `own_keys`); `adapter` is
+    None if the policy is a whole model.
 
-    The policy of a frozen agent is not trained: an unchanged model, or the base model of other agents'
-    adapters.
+    The policy of a frozen agent is not trained: an unchanged model, or the base model of other
+    agents' adapters.
     """
 
     agent_id: str
@@ -91,10 +91,10 @@ class WorkerGroupSpec:
     """One worker group: the model it holds and the agents it serves.
 
     Attributes:
-        config: config of its policy; with adapters that of the first, whose keys of the base model are equal
-            for all.
-        adapters: config of every adapter on this base model, by policy, in the order of the table; empty if
-            the model itself is trained.
+        config: config of its policy; with adapters that of the first, whose keys of the base model
+            are equal for all.
+        adapters: config of every adapter on this base model, by policy, in the order of the table;
+            empty if the model itself is trained.
         trained: false for a model all of whose agents are frozen: it is served without a trainer.
     """
 
@@ -113,10 +113,11 @@ class WorkerGroupSpec:
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker groups, and API
-    agents.
+    """The whole table, in the order of `agent.agent_ids`: agents with a policy, their worker
+    groups, and API agents.
 
-    `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its own.
+    `reward_model` is the row of `reward.model`, which is no agent; the last worker group may be its
+    own.
     """
 
     agents: tuple[AgentPlacement, ...]
@@ -144,8 +145,8 @@ class Placement:
         return list(dict.fromkeys(a.policy_id for a in self.trained))
 
     def signature(self) -> list[dict[str, Any]]:
-        """Return the part that a checkpoint must match: agent, policy and worker group of every row, and the
-        shape of its adapter.
+        """Return the part that a checkpoint must match: agent, policy and worker group of every
+        row, and the shape of its adapter.
         """
         rows: list[dict[str, Any]] = [
             {"agent_id": a.agent_id, "policy_id": a.policy_id, "wg_id": a.wg_id} for a in self.agents
@@ -162,10 +163,11 @@ def build_placement(agent: AgentConfig, base: ActorRolloutRefConfig) -> Placemen
     """Place every agent by its `agent.specialization`.
 
     Raises:
-        PlacementError: no or repeated agents, names that are equal in metrics, lists of different length, a
-            model that is not named or does not exist, an unknown override, a folder of an adapter that cannot
-            be used or contradicts the keys of its shape, agents on one policy or one base with different
-            training keys, or a frozen agent that shares a policy with a trained one.
+        PlacementError: no or repeated agents, names that are equal in metrics, lists of different
+            length, a model that is not named or does not exist, an unknown override, a folder of an
+            adapter that cannot be used or contradicts the keys of its shape, agents on one policy
+            or one base with different training keys, or a frozen agent that shares a policy with a
+            trained one.
     """
     names = list(agent.agent_ids)
     if not names:
@@ -235,8 +237,8 @@ def _group(wg_id: str, members: Sequence[AgentPlacement]) -> WorkerGroupSpec:
 
 
 def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
-    """Return a row with the shape of its adapter in its config: that of the folder it starts from, else the
-    keys or their defaults.
+    """Return a row with the shape of its adapter in its config: that of the folder it starts from,
+    else the keys or their defaults.
     """
     model = row.config.model
     if row.adapter is None:
@@ -255,8 +257,9 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
                 and (sorted(model_value) if isinstance(model_value, list) else model_value) != value
             ):
                 raise PlacementError(
-                    f"{row.key(f'model.{name}')}={model_value} (agent '{row.agent_id}') contradicts the "
-                    f"adapter of {folder_setting}, whose {name} is {value}; leave {name} out"
+                    f"{row.key(f'model.{name}')}={model_value} (agent '{row.agent_id}') "
+                    f"contradicts the adapter of {folder_setting}, whose {name} is {value}; leave "
+                    f"{name} out"
                 )
     return replace(row, config=replace(row.config, model=replace(model, **shape)))
 
@@ -272,14 +275,16 @@ def _check_slugs(names: Sequence[str]) -> None:
                 else f"agent '{name}' becomes an empty name"
             )
             raise PlacementError(
-                f"agent.agent_ids={list(names)}: {problem} in metrics and folders, where only a-z and 0-9 "
-                "count; give every agent a name that has at least one of these characters and differs from "
-                "the others in them"
+                f"agent.agent_ids={list(names)}: {problem} in metrics and folders, where only a-z "
+                "and 0-9 count; give every agent a name that has at least one of these characters "
+                "and differs from the others in them"
             )
 
 
 def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collection[str]) -> list[str]:
-    """Return the model of each agent, folders as absolute paths; the entry of an API agent is not read."""
+    """Return the model of each agent, folders as absolute paths; the entry of an API agent is not
+    read.
+    """
     names: list[str] = list(agent.agent_ids)
     models: list[Any] = list(agent.model_ids)  # None for an agent behind an API
     if not models:
@@ -290,15 +295,15 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         models = [base.model.path] * len(names)
     if len(models) != len(names):
         raise PlacementError(
-            f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they are parallel "
-            "lists"
+            f"agent.model_ids has {len(models)} entries, agent.agent_ids has {len(names)}; they "
+            "are parallel lists"
         )
     for i, name in enumerate(names):
         if name in api:
             if agent.model_ids and models[i] is not None:
                 raise PlacementError(
-                    f"agent.model_ids gives agent '{name}', which is behind an API, model {models[i]!r}; "
-                    "give it null"
+                    f"agent.model_ids gives agent '{name}', which is behind an API, model "
+                    f"{models[i]!r}; give it null"
                 )
             continue
         model = models[i] = models[i] or base.model.path
@@ -322,21 +327,21 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
     names = agent.agent_ids
     if not isinstance(specialization, (str, list, tuple)):
         raise PlacementError(
-            f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a list with "
-            "one per agent"
+            f"agent.specialization={specialization!r}: expected one of {', '.join(LEVELS)}, or a "
+            "list with one per agent"
         )
     levels = [specialization] * len(names) if isinstance(specialization, str) else list(specialization)
     if len(levels) != len(names):
         raise PlacementError(
-            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; give one "
-            "value, or one per agent"
+            f"agent.specialization has {len(levels)} entries, agent.agent_ids has {len(names)}; "
+            "give one value, or one per agent"
         )
     for i, name in enumerate(names):
         if name in api:
             if not isinstance(specialization, str) and levels[i] is not None:
                 raise PlacementError(
-                    f"agent.specialization={specialization}: agent '{name}' is behind an API and has no "
-                    "policy; give it null"
+                    f"agent.specialization={specialization}: agent '{name}' is behind an API and "
+                    "has no policy; give it null"
                 )
             levels[i] = "api"
         elif levels[i] not in LEVELS:
@@ -346,8 +351,8 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
             )
     if specialization in LEVELS and specialization != "full" and set(names) <= set(api):
         raise PlacementError(
-            f"agent.specialization={specialization} has no effect: all agents are behind an API and have no "
-            "policy; leave it out"
+            f"agent.specialization={specialization} has no effect: all agents are behind an API "
+            "and have no policy; leave it out"
         )
     return levels
 
@@ -355,15 +360,15 @@ def _levels(agent: AgentConfig, api: Collection[str]) -> list[str]:
 def _adapters(
     agent: AgentConfig, levels: Sequence[str], models: Sequence[str], frozen: Collection[str]
 ) -> list[str | None]:
-    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without one, as for a
-    frozen agent.
+    """Return the adapter of each agent: that of `agent.adapter_ids`, else its own; None without
+    one, as for a frozen agent.
     """
     names = list(agent.agent_ids)
     adapter_ids = list(agent.adapter_ids) or [None] * len(agent.agent_ids)
     if len(adapter_ids) != len(names):
         raise PlacementError(
-            f"agent.adapter_ids has {len(adapter_ids)} entries, agent.agent_ids has {len(names)}; they are "
-            "parallel lists"
+            f"agent.adapter_ids has {len(adapter_ids)} entries, agent.agent_ids has {len(names)}; "
+            "they are parallel lists"
         )
     adapters: list[str | None] = []
     for name, level, adapter_id in zip(names, levels, adapter_ids, strict=True):
@@ -374,13 +379,13 @@ def _adapters(
             )
         if adapter_id is not None and name in frozen:
             raise PlacementError(
-                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter '{adapter_id}': "
-                "a frozen agent uses the base model without an adapter; give null"
+                f"agent.adapter_ids gives agent '{name}', which is in agent.frozen, adapter "
+                f"'{adapter_id}': a frozen agent uses the base model without an adapter; give null"
             )
         if adapter_id is not None and not slug(adapter_id):
             raise PlacementError(
-                f"agent.adapter_ids: {adapter_id!r} (agent '{name}') becomes an empty name; only a-z and 0-9 "
-                "count"
+                f"agent.adapter_ids: {adapter_id!r} (agent '{name}') becomes an empty name; only "
+                "a-z and 0-9 count"
             )
         adapters.append(slug(adapter_id or name) if level == "lora" and name not in frozen else None)
     for i, adapter in enumerate(adapters):
@@ -389,23 +394,25 @@ def _adapters(
                 continue
             if adapter_ids[i] is None or adapter_ids[j] is None:
                 raise PlacementError(
-                    f"agent.adapter_ids={adapter_ids}: '{adapter}' is also the own adapter of agent "
-                    f"'{names[i if adapter_ids[i] is None else j]}'; name it for both agents to share it, or "
-                    "choose another name"
+                    f"agent.adapter_ids={adapter_ids}: '{adapter}' is also the own adapter of "
+                    f"agent '{names[i if adapter_ids[i] is None else j]}'; name it for both agents "
+                    "to share it, or choose another name"
                 )
             if models[i] != models[j]:
                 raise PlacementError(
-                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different models, "
-                    f"'{models[j]}' and '{models[i]}'; an adapter belongs to one base: choose another name"
+                    f"agents '{names[j]}' and '{names[i]}' claim adapter '{adapter}' on different "
+                    f"models, '{models[j]}' and '{models[i]}'; an adapter belongs to one base: "
+                    "choose another name"
                 )
     return adapters
 
 
 def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -> list[tuple[str, str, str]]:
-    """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker group.
+    """Return (kind, sharer, model) of each agent; agents with equal triples are in one worker
+    group.
 
-    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other frozen
-    agents that are not `full` share one separate copy of their model.
+    A frozen agent with level `lora` uses the base of adapters if one is trained on its model. Other
+    frozen agents that are not `full` share one separate copy of their model.
 
     Args:
         team: name, model and level of each agent with a policy.
@@ -417,9 +424,9 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
         if name in frozen and level == "prompt" and (level, model) in trained:
             other = next(n for n, m, lv in team if (lv, m) == (level, model) and n not in frozen)
             raise PlacementError(
-                f"agent.frozen names agent '{name}', which shares its policy with the trained agent "
-                f"'{other}': the policy would change. Give '{name}' agent.specialization full (a separate, "
-                "unchanged copy of the model) or freeze both"
+                f"agent.frozen names agent '{name}', which shares its policy with the trained "
+                f"agent '{other}': the policy would change. Give '{name}' agent.specialization "
+                "full (a separate, unchanged copy of the model) or freeze both"
             )
         kinds.append(
             "frozen" if name in frozen and level != "full" and (level, model) not in trained else level
@@ -433,7 +440,9 @@ def _group_keys(team: Sequence[tuple[str, str, str]], frozen: Collection[str]) -
 
 
 def _worker_group_ids(keys: Sequence[tuple[str, str, str]], adapter_names: Collection[str]) -> list[str]:
-    """Return a name for the worker group of each agent by its `_group_keys`; none is in `adapter_names`."""
+    """Return a name for the worker group of each agent by its `_group_keys`; none is in
+    `adapter_names`.
+    """
     names: dict[tuple[str, str, str], str] = {}
     for key in keys:
         if key in names:
@@ -467,13 +476,14 @@ def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
         if differing := _differing(first.config, other.config, own_values):
             if first.adapter is not None:
                 raise PlacementError(
-                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter '{first.adapter}' but "
-                    f"differ in {differing}; give them one value, or each its own adapter in "
-                    "agent.adapter_ids"
+                    f"agents '{first.agent_id}' and '{other.agent_id}' claim adapter "
+                    f"'{first.adapter}' but differ in {differing}; give them one value, or each "
+                    "its own adapter in agent.adapter_ids"
                 )
             raise PlacementError(
-                f"agents '{first.agent_id}' and '{other.agent_id}' share policy '{first.policy_id}' but "
-                f"differ in {differing}; give them one value, or set agent.specialization=full"
+                f"agents '{first.agent_id}' and '{other.agent_id}' share policy "
+                f"'{first.policy_id}' but differ in {differing}; give them one value, or set "
+                "agent.specialization=full"
             )
 
 
@@ -484,8 +494,8 @@ def _follows(config: ActorRolloutRefConfig, key: str) -> bool:
 
 
 def _differing(mine: ActorRolloutRefConfig, theirs: ActorRolloutRefConfig, keys: Iterable[str]) -> str:
-    """Return the keys in which two configs differ, with values unless they are sections; empty if there are
-    none.
+    """Return the keys in which two configs differ, with values unless they are sections; empty if
+    there are none.
     """
     differences = []
     for key in keys:

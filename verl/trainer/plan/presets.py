@@ -108,8 +108,8 @@ class PresetError(ConfigError):
 
 
 def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return key -> value, as on the command line, of a preset without the keys that `overrides` sets or
-    replaces.
+    """Return key -> value, as on the command line, of a preset without the keys that `overrides`
+    sets or replaces.
 
     Raises PresetError listing the known presets.
     """
@@ -130,7 +130,8 @@ def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) ->
 
 
 def expand_presets(overrides: Sequence[str]) -> list[str]:
-    """Insert the keys of `algorithm.preset=<name>` before the first override, so that given overrides win.
+    """Insert the keys of `algorithm.preset=<name>` before the first override, so that given
+    overrides win.
 
     Raises PresetError for an unknown name.
     """
@@ -145,8 +146,8 @@ def expand_presets(overrides: Sequence[str]) -> list[str]:
 
 
 def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> None:
-    """Set the keys of a preset, except those in `keep`, on a config built in Python, and the keys that follow
-    them; set other keys afterwards.
+    """Set the keys of a preset, except those in `keep`, on a config built in Python, and the keys
+    that follow them; set other keys afterwards.
 
     Raises PresetError for an unknown name.
     """
@@ -160,8 +161,8 @@ def apply_preset(config: RunConfig, name: str, keep: Collection[str] = ()) -> No
 
 
 def describe_preset(config: RunConfig) -> str:
-    """Return one line with the preset's keys that `config` has, and those with other values; empty without a
-    preset.
+    """Return one line with the preset's keys that `config` has, and those with other values; empty
+    without a preset.
 
     Raises PresetError for an unknown name, and if the preset is named but none of its keys is set.
     """

@@ -1,9 +1,10 @@
-"""Registries of advantage estimators and policy losses: functions by name, with the traits that other parts
-of the trainer read.
+"""Registries of advantage estimators and policy losses: functions by name, with the traits that
+other parts of the trainer read.
 
-A file of `core_algos` is imported, which registers its functions, when the first of them is asked for: it
-imports torch, which takes seconds. Keys are checked before, so traits and parameters of functions that are not
-registered yet are read from the decorators and signatures in the source of `core_algos`.
+A file of `core_algos` is imported, which registers its functions, when the first of them is asked
+for: it imports torch, which takes seconds. Keys are checked before, so traits and parameters of
+functions that are not registered yet are read from the decorators and signatures in the source of
+`core_algos`.
 """
 
 from __future__ import annotations
@@ -25,24 +26,28 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class EstimatorTraits:
-    """Properties of an advantage estimator beside its parameters; the defaults suit estimators that declare
-    nothing.
+    """Properties of an advantage estimator beside its parameters; the defaults suit estimators that
+    declare nothing.
 
     Attributes:
-        reads: keys and sections of `algorithm` that have an effect only with an estimator that reads them;
+        reads: keys and sections of `algorithm` that have an effect only with an estimator that
+            reads them;
             None: it may read any.
-        grouped: rows are compared with their group, so that advantages in a group of equal rewards are 0.
+        grouped: rows are compared with their group, so that advantages in a group of equal rewards
+            are 0.
         whole_batch: an advantage depends on the rows of all groups, as with whitening.
-        checks_rewards: it raises ValueError for non-finite rewards, so that no other check is needed.
+        checks_rewards: it raises ValueError for non-finite rewards, so that no other check is
+            needed.
         learns_from: signal beside the reward of a sample, for messages.
-        follows_calls: use of an episode's sequence of calls, which single steps of a tree do not form, as the
-            verb of a message.
-        weighs_calls_by: key of `algorithm` that weights an agent's calls instead of `call_weighting`.
-        cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as the verb
-            of a message.
-        units: for an estimator that compares neither rows nor trajectories, a function of the settings and of
-            the group, episode and agent of each row, `[bsz]`, that returns the group and the compared unit of
-            each row, `[bsz]`.
+        follows_calls: use of an episode's sequence of calls, which single steps of a tree do not
+            form, as the verb of a message.
+        weighs_calls_by: key of `algorithm` that weights an agent's calls instead of
+            `call_weighting`.
+        cannot_weigh: use of calls that excludes weights, unless trajectories are averaged first, as
+            the verb of a message.
+        units: for an estimator that compares neither rows nor trajectories, a function of the
+            settings and of the group, episode and agent of each row, `[bsz]`, that returns the
+            group and the compared unit of each row, `[bsz]`.
     """
 
     reads: Sequence[str] | None = None
@@ -61,12 +66,12 @@ class LossTraits:
     """Properties of a policy loss; the defaults suit losses that declare nothing.
 
     Attributes:
-        reads: keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads them; None:
-            it may read any.
+        reads: keys of `actor_rollout_ref.actor` that have an effect only with a loss that reads
+            them; None: it may read any.
         positive: those of them that must be positive.
         averages: fixed aggregation of token losses; empty: by `loss_agg_mode`.
-        uses_every_row: rows with advantage 0 have a gradient, or count in a selection from the whole
-            mini-batch.
+        uses_every_row: rows with advantage 0 have a gradient, or count in a selection from the
+            whole mini-batch.
     """
 
     reads: Sequence[str] | None = None
@@ -80,7 +85,9 @@ CORE_ALGOS = "verl.trainer.ppo.core_algos"
 
 
 class Parameters(NamedTuple):
-    """Parameters of a function that can be passed by name; `required` is True for those without a default."""
+    """Parameters of a function that can be passed by name; `required` is True for those without a
+    default.
+    """
 
     required: Mapping[str, bool]
     any_keyword: bool
@@ -145,8 +152,8 @@ class Registry(Generic[Traits]):
         self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
-        """Return the decorator that registers a function; it raises ValueError if another function has one of
-        the names.
+        """Return the decorator that registers a function; it raises ValueError if another function
+        has one of the names.
         """
         function_traits = self._type(**traits)
 
@@ -158,7 +165,8 @@ class Registry(Generic[Traits]):
                 if other_function is not None and other_function != function:
                     raise ValueError(
                         f"{self._kind} '{name}' is already registered as "
-                        f"{other_function.__module__}.{other_function.__qualname__}; choose another name"
+                        f"{other_function.__module__}.{other_function.__qualname__}; choose "
+                        "another name"
                     )
                 self.functions[name], self._given[name] = function, (function, function_traits)
             return function
@@ -177,8 +185,8 @@ class Registry(Generic[Traits]):
         return function
 
     def load(self, name: str | Enum) -> Callable[..., Any] | None:
-        """Return the function with a name, after the import of its file of `core_algos`; None if there is
-        none.
+        """Return the function with a name, after the import of its file of `core_algos`; None if
+        there is none.
         """
         name = plain_name(name)
         if name not in self.functions and name in self._in_source:
@@ -198,8 +206,8 @@ class Registry(Generic[Traits]):
         return entry[1] if entry is not None and entry[0] is function else self._type()
 
     def reads(self, name: str | Enum, key: str) -> bool:
-        """Return whether a function reads a key, declared by name or by section; True for one that declares
-        nothing.
+        """Return whether a function reads a key, declared by name or by section; True for one that
+        declares nothing.
         """
         read_keys = self.traits(name).reads
         return read_keys is None or any(f"{key}.".startswith(f"{read}.") for read in read_keys)
@@ -246,8 +254,8 @@ def _decorated() -> list[Declaration]:
 
 
 def _decorated_in(source: str, module: str) -> Iterator[Declaration]:
-    """Yield the registered functions of one source file. A trait that is a function imports the file when it
-    is called.
+    """Yield the registered functions of one source file. A trait that is a function imports the
+    file when it is called.
     """
     functions = (
         [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
@@ -313,7 +321,8 @@ def register_adv_est(name_or_enum: str | Enum, *aliases: str, **traits: Any) -> 
     Args:
         name_or_enum: its name in `algorithm.adv_estimator`.
         *aliases: further names.
-        **traits: fields of `EstimatorTraits`, as literals if they are needed before torch is imported.
+        **traits: fields of `EstimatorTraits`, as literals if they are needed before torch is
+            imported.
     """
     return ESTIMATORS.register((name_or_enum, *aliases), traits)
 
@@ -347,7 +356,7 @@ def estimator_takes(name: str | Enum, parameter: str) -> bool:
 
 
 def estimator_needs(name: str | Enum, parameter: str) -> bool:
-    """Return whether an estimator has a parameter of that name without a default; raises ValueError for an
-    unknown estimator.
+    """Return whether an estimator has a parameter of that name without a default; raises ValueError
+    for an unknown estimator.
     """
     return ESTIMATORS.parameters(name).required.get(parameter, False)

@@ -1,5 +1,5 @@
-"""The place of the reward model (`reward.model`): a worker group of its own without a trainer, or that of a
-frozen agent.
+"""The place of the reward model (`reward.model`): a worker group of its own without a trainer, or
+that of a frozen agent.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def with_reward_model(
     agent: AgentConfig,
     actor_rollout_ref: ActorRolloutRefConfig,
 ) -> Placement:
-    """Return the placement with the row of the reward model and, if it has a model of its own, its worker
-    group.
+    """Return the placement with the row of the reward model and, if it has a model of its own, its
+    worker group.
 
     Raises:
-        ConfigError: a key is missing, or `reward.model.agent` names an agent that is trained or behind an
-            API.
+        ConfigError: a key is missing, or `reward.model.agent` names an agent that is trained or
+            behind an API.
         PlacementError: `reward.model.agent` names no agent.
     """
     model = reward.model
@@ -62,8 +62,8 @@ def with_reward_model(
 
 
 def _with_lengths(row: AgentPlacement, model: RewardModelConfig) -> AgentPlacement:
-    """Return the row with the lengths of the reward model's prompt and reply, by which its engine is
-    built.
+    """Return the row with the lengths of the reward model's prompt and reply, by which its engine
+    is built.
     """
     row_config = copy.deepcopy(row.config)
     row_config.rollout.prompt_length, row_config.rollout.val_kwargs.response_length = model.max_length, None
@@ -76,12 +76,12 @@ def _judging_agent(placement: Placement, agent: AgentConfig, name: str) -> Agent
     row = next((a for a in placement.agents if a.agent_id == agent_id), None)
     if row is None:
         raise ConfigError(
-            f"reward.model.agent={name} is behind an API; set reward.model.kind=api and reward.model.api "
-            "instead"
+            f"reward.model.agent={name} is behind an API; set reward.model.kind=api and "
+            "reward.model.api instead"
         )
     if not row.frozen:
         raise ConfigError(
-            f"reward.model.agent={name} is trained, so its scores would change with it; name an agent of "
-            "agent.frozen, or set reward.model.path to a model of the judge's own"
+            f"reward.model.agent={name} is trained, so its scores would change with it; name an "
+            "agent of agent.frozen, or set reward.model.path to a model of the judge's own"
         )
     return row

@@ -29,9 +29,9 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     """Return agent -> the row of the placement whose policy generates its replies: its own, unless
     `agent.role_policies` names another.
 
-    Raises ConfigError in a training run, for unknown agents or policies (all in one message), an agent named
-    twice, a team with one policy, a policy whose own agents differ in `REQUEST_KEYS`, or a mapping that swaps
-    nothing.
+    Raises ConfigError in a training run, for unknown agents or policies (all in one message), an
+    agent named twice, a team with one policy, a policy whose own agents differ in `REQUEST_KEYS`,
+    or a mapping that swaps nothing.
     """
     own_rows = {row.agent_id: row for row in plan.agents}
     role_policies = agent.role_policies
@@ -40,9 +40,9 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     setting = _shown(role_policies)
     if plan.trains:
         raise ConfigError(
-            f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in training, "
-            "replies of an agent would train the policy of another agent, and the checkpoint would not match "
-            "its placement"
+            f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in "
+            "training, replies of an agent would train the policy of another agent, and the "
+            "checkpoint would not match its placement"
         )
     if len({row.policy_id for row in plan.agents}) < 2:
         shared = agent.specialization == "prompt"
@@ -58,8 +58,8 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
     }
     if not _swapped(rows, plan):
         raise ConfigError(
-            f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name other "
-            "policies"
+            f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name "
+            "other policies"
         )
     return rows
 
@@ -67,8 +67,8 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
 def output_dir(
     agent: AgentConfig, trainer: TrainerConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None
 ) -> Path:
-    """Return the output folder: `run_dir`, or with swapped roles `run_dir/swapped/<agent>-<policy>+...`, so
-    that no file is overwritten.
+    """Return the output folder: `run_dir`, or with swapped roles
+    `run_dir/swapped/<agent>-<policy>+...`, so that no file is overwritten.
 
     With swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
     ConfigError if there is no checkpoint and the exchanged policies are the same model.
@@ -82,9 +82,9 @@ def output_dir(
     elif all(_same_model_and_sampling(rows[agent_id], plan.agent(agent_id)) for agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
-            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: without a "
-            f"checkpoint the policies are the same model, {model!r}; evaluate a checkpoint, or set "
-            "agent.model_ids"
+            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
+            f"without a checkpoint the policies are the same model, {model!r}; evaluate a "
+            "checkpoint, or set agent.model_ids"
         )
     name = "+".join(f"{slug(agent_id)}-{policy_id}" for agent_id, policy_id in swapped.items())
     short = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{crc32(name.encode()):08x}"
@@ -119,8 +119,8 @@ def _policies_by_agent(
 
 
 def _row(own_row: AgentPlan, policy_id: str, plan: RunPlan, setting: str) -> AgentPlan:
-    """Return the agent's own row if the policy is its own, else the row of the policy's agents, whose
-    `REQUEST_KEYS` must be equal.
+    """Return the agent's own row if the policy is its own, else the row of the policy's agents,
+    whose `REQUEST_KEYS` must be equal.
     """
     if policy_id == own_row.policy_id:
         return own_row
@@ -131,16 +131,16 @@ def _row(own_row: AgentPlan, policy_id: str, plan: RunPlan, setting: str) -> Age
         differing = [f"rollout.{key}" for key in REQUEST_KEYS if getattr(mine, key) != getattr(theirs, key)]
         if differing:
             raise ConfigError(
-                f"{setting}: agents '{first.agent_id}' and '{other.agent_id}' of policy '{policy_id}' differ "
-                f"in {differing}, so the values for '{own_row.agent_id}' are ambiguous; give them one value "
-                "under agent.agent_specific_parameters"
+                f"{setting}: agents '{first.agent_id}' and '{other.agent_id}' of policy "
+                f"'{policy_id}' differ in {differing}, so the values for '{own_row.agent_id}' are "
+                "ambiguous; give them one value under agent.agent_specific_parameters"
             )
     return first
 
 
 def _same_model_and_sampling(one: AgentPlan, other: AgentPlan) -> bool:
-    """Return whether two agents have the same initial model and sampling; an adapter starts as its base
-    model.
+    """Return whether two agents have the same initial model and sampling; an adapter starts as its
+    base model.
     """
     mine, theirs = (
         {f.name: getattr(row.config.model, f.name) for f in fields(TrainedModelConfig)}
@@ -150,7 +150,9 @@ def _same_model_and_sampling(one: AgentPlan, other: AgentPlan) -> bool:
 
 
 def _swapped(rows: Mapping[str, AgentPlan], plan: RunPlan) -> dict[str, str]:
-    """Return agent -> policy for agents that do not use their own policy, in the order of the placement."""
+    """Return agent -> policy for agents that do not use their own policy, in the order of the
+    placement.
+    """
     return {
         row.agent_id: rows[row.agent_id].policy_id
         for row in plan.agents

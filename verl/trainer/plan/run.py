@@ -1,5 +1,5 @@
-"""The plan of a run: agents, policies and worker groups, with what follows from the keys of `algorithm`,
-`critic` and `rollout`, computed once.
+"""The plan of a run: agents, policies and worker groups, with what follows from the keys of
+`algorithm`, `critic` and `rollout`, computed once.
 
 `verl.trainer.plan.checks.resolve` returns it for a checked configuration.
 """
@@ -46,8 +46,8 @@ class RunPlan(Placement):
             config: configuration of the run.
             placement: placement of its agents.
 
-        Raises ConfigError for invalid own values of an agent, and for `rollout.tree.k_per_agent` of an agent
-        that is not in the team.
+        Raises ConfigError for invalid own values of an agent, and for `rollout.tree.k_per_agent` of
+        an agent that is not in the team.
         """
         candidates = candidates_of(config.agent, config.rollout)
         agents = tuple(
@@ -112,7 +112,9 @@ class RunPlan(Placement):
         }
 
     def describe(self) -> list[str]:
-        """Return lines on how the trained agents learn, for the start of a run; [] for an evaluation."""
+        """Return lines on how the trained agents learn, for the start of a run; [] for an
+        evaluation.
+        """
         if not self.trains:
             return []
         with_values = {agent_id for agents in self.critics.values() for agent_id in agents}
@@ -124,13 +126,15 @@ class RunPlan(Placement):
 
     @property
     def needs_sum_pi_squared(self) -> bool:
-        """Whether an estimator in use needs `sum_pi_squared`, which the pass for old log-probs computes."""
+        """Whether an estimator in use needs `sum_pi_squared`, which the pass for old log-probs
+        computes.
+        """
         return any(agent.needs("sum_pi_squared") for agent in self.trained)
 
     @property
     def greedy_candidates(self) -> list[str]:
-        """Agents whose candidates are compared with a greedy reply to the same call; with committed returns
-        none are.
+        """Agents whose candidates are compared with a greedy reply to the same call; with committed
+        returns none are.
         """
         if not self.tree or self.committed:
             return []
@@ -145,8 +149,8 @@ class RunPlan(Placement):
 
 
 def candidates_of(agent: AgentConfig, rollout: CollectConfig) -> dict[str, int]:
-    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is not in the
-    team.
+    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is
+    not in the team.
     """
     per_agent = rollout.tree.k_per_agent
     names = by_agent("rollout.tree.k_per_agent", per_agent, agent.agent_ids)

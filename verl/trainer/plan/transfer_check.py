@@ -19,24 +19,24 @@ def check_transfer(trainer: TrainerConfig, rollout: CollectConfig, name: str, se
         name: the value.
         setting: the agent's `key=value` in messages.
 
-    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of policy and
-    engine.
+    Raises ConfigError for a transfer that does not exist, or that cannot send between the GPUs of
+    policy and engine.
     """
     if not transfer_exists(name):
         raise ConfigError(
-            f"{setting}: expected auto, object_store, shared_memory, collective, cuda_ipc or module.Class of "
-            "a WeightTransfer that can be imported"
+            f"{setting}: expected auto, object_store, shared_memory, collective, cuda_ipc or "
+            "module.Class of a WeightTransfer that can be imported"
         )
     if name != "cuda_ipc" or trainer.device == "cpu":
         return
     if own_engine_devices(rollout):
         raise ConfigError(
             f"{setting} sends weights within one GPU, but "
-            f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} gives engines GPUs of their own; use "
-            "auto, collective or object_store"
+            f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} gives engines GPUs of their own; "
+            "use auto, collective or object_store"
         )
     if expandable_segments():
         raise ConfigError(
-            f"{setting}: CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, "
-            "or use object_store"
+            f"{setting}: CUDA IPC cannot share memory of expandable segments; unset "
+            f"{EXPANDABLE_SEGMENTS}, or use object_store"
         )

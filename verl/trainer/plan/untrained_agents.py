@@ -13,8 +13,8 @@ from verl.utils.names import did_you_mean, slug
 
 
 def frozen_agents(agent: AgentConfig) -> list[str]:
-    """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an unknown or
-    repeated name.
+    """Return the agents of `agent.frozen`, in the order of the team. Raises PlacementError for an
+    unknown or repeated name.
     """
     frozen_names = by_agent("agent.frozen", list(agent.frozen), agent.agent_ids)
     return [name for name in agent.agent_ids if name in frozen_names]
@@ -24,15 +24,15 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
     """Return the config of each agent in `agent.api`, in the order of the team.
 
     Raises:
-        PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an invalid
-            value.
+        PlacementError: an unknown agent, one that is also frozen, an unknown or missing key, or an
+            invalid value.
     """
     api_names = by_agent("agent.api", list(agent.api), agent.agent_ids)
     both = [name for name in frozen_agents(agent) if name in api_names]
     if both:
         raise PlacementError(
-            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model here; remove "
-            "it from agent.frozen"
+            f"agent.frozen and agent.api both name agent '{both[0]}': an API agent has no model "
+            "here; remove it from agent.frozen"
         )
     return {
         name: _api_config(f"agent.api.{api_names[name]}", agent.api[api_names[name]])
@@ -42,14 +42,16 @@ def api_agents(agent: AgentConfig) -> dict[str, ApiConfig]:
 
 
 def trained_agents(agent: AgentConfig) -> list[str]:
-    """Return the trained agents, in the order of the team. Raises as `frozen_agents` and `api_agents` do."""
+    """Return the trained agents, in the order of the team. Raises as `frozen_agents` and
+    `api_agents` do.
+    """
     others = {*frozen_agents(agent), *api_agents(agent)}
     return [name for name in agent.agent_ids if name not in others]
 
 
 def by_agent(key: str, agent_names: Iterable[str], agent_ids: Iterable[str]) -> dict[str, str]:
-    """Return agent -> the name or slug in `agent_names`. Raises PlacementError for an unknown or repeated
-    name.
+    """Return agent -> the name or slug in `agent_names`. Raises PlacementError for an unknown or
+    repeated name.
     """
     names = {name: agent_id for agent_id in agent_ids for name in (agent_id, slug(agent_id))}
     name_by_agent: dict[str, str] = {}
@@ -66,8 +68,8 @@ def by_agent(key: str, agent_names: Iterable[str], agent_ids: Iterable[str]) -> 
 
 
 def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the API key from the environment variable `api_key_env` of the section `where`; None if
-    `api_key_env` is null.
+    """Return the API key from the environment variable `api_key_env` of the section `where`; None
+    if `api_key_env` is null.
 
     Raises ConfigError if the variable is not set.
     """
@@ -76,8 +78,8 @@ def api_key(where: str, api: ApiConfig, environment: Mapping[str, str] | None = 
     key = (os.environ if environment is None else environment).get(api.api_key_env, "").strip()
     if not key:
         raise ConfigError(
-            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export it, or set "
-            f"{where}.api_key_env=null for a server without a key"
+            f"{where}.api_key_env={api.api_key_env}: this environment variable is not set; export "
+            f"it, or set {where}.api_key_env=null for a server without a key"
         )
     return key
 

@@ -1,5 +1,5 @@
-"""Split a team's batch by policy (for critics by worker group), prepare the parts for their ranks, and combine
-results in the original order.
+"""Split a team's batch by policy (for critics by worker group), prepare the parts for their ranks,
+and combine results in the original order.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
     """Return the inverse of a split by policies or worker groups: all rows in the original order.
 
-    Tensors of different width (that of the longest row of each part) are padded with zeros on the right.
-    Raises ValueError if the parts do not cover every row exactly once.
+    Tensors of different width (that of the longest row of each part) are padded with zeros on the
+    right. Raises ValueError if the parts do not cover every row exactly once.
     """
     rows = np.concatenate([p.rows for p in parts.values()])
     if not np.array_equal(np.sort(rows), np.arange(len(rows))):
         raise ValueError(
-            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected each of "
-            f"0..{len(rows) - 1} once"
+            f"combine_batches: the parts cover rows {np.sort(rows).tolist()[:20]}..., expected "
+            f"each of 0..{len(rows) - 1} once"
         )
     batches = [p.batch for p in parts.values()]
     tensors = {}
@@ -106,16 +106,16 @@ def trim_padding(batch: DataProto) -> DataProto:
 
 
 def trainable_rows(batch: DataProto) -> DataProto:
-    """Return the rows with an unmasked token, so that ranks have equal shares of trainable rows; all rows if
-    none has one.
+    """Return the rows with an unmasked token, so that ranks have equal shares of trainable rows;
+    all rows if none has one.
     """
     rows = np.flatnonzero(batch.batch["response_mask"].any(dim=1).cpu().numpy())
     return batch.select_idxs(rows) if 0 < len(rows) < len(batch) else batch
 
 
 def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
-    """Append copies of the first row with an empty `response_mask` until `divisor` divides the rows. Return
-    (batch, rows added).
+    """Append copies of the first row with an empty `response_mask` until `divisor` divides the
+    rows. Return (batch, rows added).
     """
     missing = -len(batch) % divisor
     if missing == 0:
@@ -126,11 +126,11 @@ def pad_zero_weight(batch: DataProto, divisor: int) -> tuple[DataProto, int]:
 
 
 def balance_order(batch: DataProto, ranks: int, share_prefixes: bool = False) -> np.ndarray:
-    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each of
-    `ranks`.
+    """Return a row order `[bsz]` with equal numbers of rows and similar numbers of tokens for each
+    of `ranks`.
 
-    With `share_prefixes` rows that have a prompt or a conversation in common stay on one rank where the
-    numbers of rows allow it, and the tokens that they share count once.
+    With `share_prefixes` rows that have a prompt or a conversation in common stay on one rank where
+    the numbers of rows allow it, and the tokens that they share count once.
     """
     if ranks == 1:
         return np.arange(len(batch))
@@ -143,8 +143,9 @@ def balance_order(batch: DataProto, ranks: int, share_prefixes: bool = False) ->
 
 
 def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
-    """Return sets of rows with one prompt or one conversation, and the number of distinct tokens of each: a
-    row belongs to the one before it, in lexicographic order, if it shares more than half of its prompt.
+    """Return sets of rows with one prompt or one conversation, and the number of distinct tokens of
+    each: a row belongs to the one before it, in lexicographic order, if it shares more than half of
+    its prompt.
     """
     from verl.workers.engine.trie import shared_lengths, token_rows  # of shared prefixes alone
 
@@ -163,8 +164,8 @@ def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
 
 
 def _shared_order(related: Sequence[tuple[list[int], int]], ranks: int, room: int) -> np.ndarray:
-    """Give each set of rows, the most tokens first, to the rank with the fewest that has room; then fill the
-    ranks with the rest.
+    """Give each set of rows, the most tokens first, to the rank with the fewest that has room; then
+    fill the ranks with the rest.
 
     Args:
         related: rows and tokens of each set.
@@ -190,8 +191,8 @@ def _shared_order(related: Sequence[tuple[list[int], int]], ranks: int, room: in
 
 
 def unpadded(out: DataProto, order: np.ndarray, padding: int) -> DataProto:
-    """Return rows without the `padding` last ones that `pad_zero_weight` added before they were ordered by
-    `order`.
+    """Return rows without the `padding` last ones that `pad_zero_weight` added before they were
+    ordered by `order`.
     """
     restored = out.select_idxs(np.argsort(order))
     return restored.select_idxs(np.arange(len(order) - padding)) if padding else restored

@@ -90,15 +90,17 @@ class Checkpointer:
         return self._saved_step == self.progress.global_step
 
     def remember_credit(self) -> None:
-        """Remember the state of credit before a step changes it, in case that the step is not completed."""
+        """Remember the state of credit before a step changes it, in case that the step is not
+        completed.
+        """
         self._credit_before = (self.progress.global_step, self.credit.state_dict())
 
     def save_if_new(self, groups: bool = False) -> None:
         """Save the last completed step unless that has been done.
 
         Args:
-            groups: save it again if it has been, with links to the models and with the groups that have been
-                completed since.
+            groups: save it again if it has been, with links to the models and with the groups that
+                have been completed since.
 
         Raises:
             CheckpointError: a file cannot be written; the previous checkpoint is then intact.
@@ -130,7 +132,8 @@ class Checkpointer:
             "global_step": self.progress.global_step,
             "generated_tokens": self.progress.generated_tokens,
             "placement": self.plan.signature(),
-            # Of every worker group; when a run resumes, only those of models that are loaded again count.
+            # Of every worker group; when a run resumes, only those of models that are loaded again
+            # count.
             "bases": self._models,
             "critic": self._critics,
             "async_training": self.config.async_training.mode,
@@ -162,20 +165,21 @@ class Checkpointer:
         self.store.amend(self.progress.global_step, state)
 
     def add_validation(self) -> None:
-        """Add the validation of the last step of the run to its checkpoint, for a finished run that is
-        started again. Raises as `amend` does.
+        """Add the validation of the last step of the run to its checkpoint, for a finished run that
+        is started again. Raises as `amend` does.
         """
         if self.progress.after is not None:
             self.amend({"after": self.progress.after.to_json()})
 
     def resume(self) -> Path | None:
-        """Restore the state of a run after its models have been loaded, and return the folder of its
-        checkpoint; None if the run begins anew.
+        """Restore the state of a run after its models have been loaded, and return the folder of
+        its checkpoint; None if the run begins anew.
 
         Raises:
             CheckpointError: there is no checkpoint where one is expected, or it is of another run.
         """
-        # Not earlier: before the models were loaded, those of the hub may not have been on this machine.
+        # Not earlier: before the models were loaded, those of the hub may not have been on this
+        # machine.
         self._models = fingerprints(self.plan.groups)
         folder = find_checkpoint(self.config.trainer, self.store)
         if folder is None:
@@ -206,22 +210,24 @@ class Checkpointer:
         # An evaluation of a checkpoint makes validations of its own.
         if not self.config.trainer.val_only:
             before = state["before"]
-            # A run that goes on to more steps than those of the checkpoint has another last validation.
+            # A run that goes on to more steps than those of the checkpoint has another last
+            # validation.
             after = state.get("after") if progress.finished else None
             progress.before = ValidationResult.from_json(before) if before else None
             progress.after = ValidationResult.from_json(after) if after else None
 
     def rescue(self) -> str:
-        """Save the last completed step, which is the state of all policies, after an error. Return a note on
-        where to continue, or an empty string if nothing has been trained; raises no error.
+        """Save the last completed step, which is the state of all policies, after an error. Return
+        a note on where to continue, or an empty string if nothing has been trained; raises no
+        error.
         """
         if self.progress.global_step == 0:
             return ""
         return self.where_to_continue(self.try_to_save())
 
     def try_to_save(self) -> str:
-        """Save the last completed step as `save_last_step` does. Return why it could not be saved, for
-        `where_to_continue`, or an empty string; raises no error.
+        """Save the last completed step as `save_last_step` does. Return why it could not be saved,
+        for `where_to_continue`, or an empty string; raises no error.
         """
         try:
             self.save_last_step()
@@ -242,8 +248,8 @@ class Checkpointer:
         # An error of the search must not hide the one that ends the run.
         with suppress(CheckpointError, OSError):
             resumed = find_checkpoint(self.config.trainer, self.store)
-        # The same command may continue from another folder, or anew: with `trainer.resume_mode` resume_path
-        # or disable.
+        # The same command may continue from another folder, or anew: with `trainer.resume_mode`
+        # resume_path or disable.
         how = (
             "the same command continues from it"
             if resumed == self._saved_in
@@ -254,8 +260,8 @@ class Checkpointer:
 
 
 def torn_step(step: int, samples: Iterable[StepSamples], tasks: Iterable[str]) -> tuple[str, str]:
-    """Return why a step cannot be saved of which some updates have ended and others have not, and the fate of
-    its groups, as `where_to_continue` takes them.
+    """Return why a step cannot be saved of which some updates have ended and others have not, and
+    the fate of its groups, as `where_to_continue` takes them.
 
     Args:
         step: its number.

@@ -27,8 +27,8 @@ RAY_SYSTEM_CONFIG = {
     "health_check_failure_threshold": 60,
     # Our actors set their own environment variables, so a prestarted worker would never be used.
     "prestart_worker_first_driver": False,
-    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB per step in
-    # its head process.
+    # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB
+    # per step in its head process.
     "task_events_report_interval_ms": 0,
 }
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
@@ -43,8 +43,8 @@ class ControllerError(ValueError):
 
 
 def _not_about_enabled_tokens(record: logging.LogRecord) -> bool:
-    """Return False for Ray's warning that token authentication, its default, is enabled; a warning that it is
-    off is kept.
+    """Return False for Ray's warning that token authentication, its default, is enabled; a warning
+    that it is off is kept.
     """
     return not record.getMessage().startswith("Token authentication is enabled")
 
@@ -73,8 +73,8 @@ class Controller(Protocol):
 
 
 def resolve_device(device: str) -> str:
-    """Return the device: `auto` is cuda if torch sees a GPU, else cpu. Raises ControllerError for cuda
-    without a GPU.
+    """Return the device: `auto` is cuda if torch sees a GPU, else cpu. Raises ControllerError for
+    cuda without a GPU.
     """
     import torch
 
@@ -82,15 +82,15 @@ def resolve_device(device: str) -> str:
         raise ControllerError(f"trainer.device={device!r}: expected auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise ControllerError(
-            "trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA build of "
-            "torch"
+            "trainer.device=cuda, but torch sees no GPU; use trainer.device=cpu or install a CUDA "
+            "build of torch"
         )
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def import_path() -> str:
-    """Return the folders of `sys.path` outside the interpreter's installation, so that workers of any cluster
-    find plug-ins.
+    """Return the folders of `sys.path` outside the interpreter's installation, so that workers of
+    any cluster find plug-ins.
     """
     prefixes = (sys.prefix, sys.base_prefix)
     return os.pathsep.join(
@@ -99,8 +99,8 @@ def import_path() -> str:
 
 
 def free_cpus(trainer: TrainerConfig, ray_init: RayInitConfig) -> float | None:
-    """Return the CPUs that Ray has free, or will have in the private cluster to start; None without Ray, and
-    for a cluster to join.
+    """Return the CPUs that Ray has free, or will have in the private cluster to start; None without
+    Ray, and for a cluster to join.
     """
     if trainer.controller != "ray":
         return None
@@ -145,13 +145,13 @@ class LocalController:
             )
         if trainer.resource_pool == "dedicated":
             raise ControllerError(
-                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run one after "
-                "the other"
+                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run "
+                "one after the other"
             )
         if own_engine_devices(rollout):
             raise ControllerError(
-                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: a "
-                "local engine shares the one device of its policy"
+                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: "
+                "a local engine shares the one device of its policy"
             )
         self.device = device
         self.timeout_s = trainer.worker_timeout_s
@@ -176,8 +176,8 @@ class LocalController:
 
 
 class RayController:
-    """All workers are Ray actors; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else starts a
-    private one.
+    """All workers are Ray actors; joins the cluster at `ray_init.address` (or RAY_ADDRESS), else
+    starts a private one.
     """
 
     parallel = True
@@ -201,7 +201,8 @@ class RayController:
                 logger.warning("ray_init.env_vars has no effect: this process called ray.init before the run")
             return
         address = cluster_address(options)
-        # Workers of a private cluster inherit the environment of this process; those of another one do not.
+        # Workers of a private cluster inherit the environment of this process; those of another one
+        # do not.
         variables: dict[str, Any] = {}
         if options.env_vars:
             values = {name: str(value) for name, value in options.env_vars.items()}
@@ -211,9 +212,9 @@ class RayController:
                 ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING, **variables)
             except (ConnectionError, ValueError) as error:
                 raise ControllerError(
-                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, leave the "
-                    "address out for a private one, or set RAY_AUTH_MODE=token if the cluster requires a "
-                    "token"
+                    f"ray_init.address={address!r} (or RAY_ADDRESS): {error}; start the cluster, "
+                    "leave the address out for a private one, or set RAY_AUTH_MODE=token if the "
+                    "cluster requires a token"
                 ) from error
         else:
             start_private_cluster(

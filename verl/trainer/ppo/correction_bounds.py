@@ -17,8 +17,8 @@ LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True)
 class Band:
-    """Bounds of an importance weight: `w = min(r, upper)` without a lower bound (TIS), else `r` inside and 0
-    outside (IcePop).
+    """Bounds of an importance weight: `w = min(r, upper)` without a lower bound (TIS), else `r`
+    inside and 0 outside (IcePop).
     """
 
     upper: float
@@ -53,8 +53,8 @@ class Band:
 
 
 def parse_modes(rollout_rs: str) -> list[str]:
-    """Return the modes of a comma-separated `rollout_rs` without repetition. Raises ValueError for none or an
-    unknown one.
+    """Return the modes of a comma-separated `rollout_rs` without repetition. Raises ValueError for
+    none or an unknown one.
     """
     modes = (
         list(dict.fromkeys(m.strip() for m in rollout_rs.split(",") if m.strip()))
@@ -72,16 +72,17 @@ def parse_modes(rollout_rs: str) -> list[str]:
 
 
 def parse_bounds(options: list[str], spec: str | float | None) -> dict[str, Band]:
-    """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; a single bound is used for all.
+    """Read `rollout_rs_threshold`: bounds for each rejection mode, in order; a single bound is used
+    for all.
 
-    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with the log-ratio `x` (weights bound
-    the inverse, trainer/sampler), or an upper bound, whose reciprocal is the lower bound; k2 and k3 take an
-    upper bound.
+    k1 modes take `"lower_upper"` bounds of sampler/trainer, `exp(-x)` with the log-ratio `x`
+    (weights bound the inverse, trainer/sampler), or an upper bound, whose reciprocal is the lower
+    bound; k2 and k3 take an upper bound.
 
     Raises:
         TypeError: neither a number nor a string.
-        ValueError: missing, a wrong number of bounds, not a number, not positive, lower above upper, or two
-            bounds for k2 or k3.
+        ValueError: missing, a wrong number of bounds, not a number, not positive, lower above
+            upper, or two bounds for k2 or k3.
     """
     name = "rollout_rs_threshold"
     if spec is None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def need_critic(config: RunConfig) -> bool:
-    """Return whether a run with this configuration trains a critic, by verl's name; a run reads its plan
-    (`RunPlan.needs_critic`).
+    """Return whether a run with this configuration trains a critic, by verl's name; a run reads its
+    plan (`RunPlan.needs_critic`).
     """
     if config.critic.enable is not None:
         return bool(config.critic.enable)
@@ -34,7 +34,9 @@ def need_critic(config: RunConfig) -> bool:
 
 
 def critic_signature(critic: CriticConfig, plan: RunPlan) -> dict[str, Any]:
-    """Return the part that a checkpoint must match: the worker groups with a critic, and `critic.view`."""
+    """Return the part that a checkpoint must match: the worker groups with a critic, and
+    `critic.view`.
+    """
     groups = sorted(plan.critics)
     return {"wg_ids": groups, "view": critic.view} if groups else {}
 
@@ -52,8 +54,8 @@ def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
 
 
 def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Return `critic/values/*` and `critic/vf_explained_var` of the rows with values, in total and under
-    `wg/<id>/`.
+    """Return `critic/values/*` and `critic/vf_explained_var` of the rows with values, in total and
+    under `wg/<id>/`.
 
     Args:
         batch: scored rows of the whole team.
@@ -80,8 +82,8 @@ def _of_agents(batch: DataProto, agents: Collection[str]) -> np.ndarray:
 
 
 def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
-    """Return the input of the critics: the batch, with `critic_prompts` (`critic.view=joint`) instead of
-    prompts if there are any.
+    """Return the input of the critics: the batch, with `critic_prompts` (`critic.view=joint`)
+    instead of prompts if there are any.
 
     Rows of agents without values become padding rows (empty `response_mask`).
     """

@@ -1,10 +1,10 @@
-"""The check at the start of a run: engines give the trainer's log-probs, also after an update of every
-weight.
+"""The check at the start of a run: engines give the trainer's log-probs, also after an update of
+every weight.
 
-An engine that loads a model may differ from the trainer (another implementation, another precision), and one
-that is sent new weights may keep old ones: the run then trains on samples of another model. So the engines
-sample a few tokens and the trainer scores them, before the first episode; then every weight is changed
-(`WeightChange`), sent and compared, and restored.
+An engine that loads a model may differ from the trainer (another implementation, another
+precision), and one that is sent new weights may keep old ones: the run then trains on samples of
+another model. So the engines sample a few tokens and the trainer scores them, before the first
+episode; then every weight is changed (`WeightChange`), sent and compared, and restored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ WITHOUT = "trainer.check_engines=false trains without this check"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Largest mean of `|log_prob - rollout_log_prob|` that is rounding, at a temperature of 1 or above.
+    """Largest mean of `|log_prob - rollout_log_prob|` that is rounding, at a temperature of 1 or
+    above.
 
     Attributes:
         loaded: of engines as they have loaded the model.
@@ -54,8 +55,8 @@ class Bounds:
     updated: float
 
     def at(self, temperature: float) -> Bounds:
-        """Return the bounds at a temperature; below 1 logits, and with them their rounding, are divided by
-        it.
+        """Return the bounds at a temperature; below 1 logits, and with them their rounding, are
+        divided by it.
         """
         factor = 1 / min(temperature, 1.0)
         return Bounds(factor * self.loaded, factor * self.updated)
@@ -68,8 +69,8 @@ class Bounds:
 # fp32 on both sides: on a CPU, and on a GPU, whose matrix products may round to 10 bits.
 EXACT = Bounds(5e-4, 1e-3)
 TENSOR_CORES = Bounds(1e-2, 2e-2)
-# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18 for
-# Granite and 0.1 for other mixtures, whose experts change with the rounding.
+# bf16 on one side or both: against fp32 0.01 to 0.06 was measured, and up to 0.27 for gpt-oss, 0.18
+# for Granite and 0.1 for other mixtures, whose experts change with the rounding.
 ROUNDED = Bounds(0.5, 0.1)
 
 
@@ -115,7 +116,9 @@ class EngineCheck:
         self._seconds += time.perf_counter() - began
 
     def of_changed(self) -> None:
-        """Change all weights, send and compare them, and restore the trainer's, which the caller sends."""
+        """Change all weights, send and compare them, and restore the trainer's, which the caller
+        sends.
+        """
         if not (self._groups and self._updated):
             return
         began = time.perf_counter()
@@ -174,17 +177,17 @@ class EngineCheck:
         spec = self._team.specs[wg_id]
         other = "hf" if spec.config.rollout.name == "vllm" else "vllm"
         return (
-            f"{self._gap(wg_id, gap)} before any update, expected at most {self._bounds(wg_id).loaded:g}: "
-            f"they compute different models of {spec.model_path}. Use "
-            f"actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
+            f"{self._gap(wg_id, gap)} before any update, expected at most "
+            f"{self._bounds(wg_id).loaded:g}: they compute different models of {spec.model_path}. "
+            f"Use actor_rollout_ref.rollout.name={other}, actor_rollout_ref.rollout.dtype=fp32 or "
             "actor_rollout_ref.model.use_remove_padding=false with model.attn_implementation=eager"
         )
 
     def _is_stale(self, wg_id: str, gap: float) -> str:
         before = self._before[wg_id]
         return (
-            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), expected at "
-            f"most {self._bounds(wg_id).after(before):.2g}: {self._keeps(wg_id)}"
+            f"{self._gap(wg_id, gap)} after an update of all weights ({before:.2g} before it), "
+            f"expected at most {self._bounds(wg_id).after(before):.2g}: {self._keeps(wg_id)}"
         )
 
     def _keeps(self, wg_id: str) -> str:
@@ -200,7 +203,9 @@ class EngineCheck:
         )
 
     def _gaps(self) -> dict[str, float]:
-        """Return the largest mean difference of any policy, by worker group; NaN if one gave no number."""
+        """Return the largest mean difference of any policy, by worker group; NaN if one gave no
+        number.
+        """
         sampled = self._team.calls.each(self._groups, self._sample)
         rows = [entry for wg_id in self._groups for entry in sampled[wg_id]]
         gaps: dict[str, list[float]] = {wg_id: [] for wg_id in self._groups}

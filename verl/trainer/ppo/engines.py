@@ -1,4 +1,6 @@
-"""The rollout engines of a team: started, replaced when they die, and given the weights of their policies."""
+"""The rollout engines of a team: started, replaced when they die, and given the weights of their
+policies.
+"""
 
 from __future__ import annotations
 
@@ -133,15 +135,16 @@ class TeamEngines:
         start_engines(self.groups[wg_id], self._specs[wg_id].config.rollout.tensor_model_parallel_size)
 
     def _restarted(self, wg_id: str) -> RolloutClient:
-        """Replace a worker group's engines by new ones with the same weights, and return their client.
+        """Replace a worker group's engines by new ones with the same weights, and return their
+        client.
 
         Raises EngineGoneError if the files of their model have changed.
         """
         spec = self._specs[wg_id]
         if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
             raise EngineGoneError(
-                f"the files of the model {spec.model_path!r} have changed since the run began; restore them "
-                "and continue"
+                f"the files of the model {spec.model_path!r} have changed since the run began; "
+                "restore them and continue"
             )
         with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
             self._end([wg_id])
@@ -153,11 +156,11 @@ class TeamEngines:
         return self._client(wg_id)
 
     def free_caches(self) -> None:
-        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`); `sync_weights`
-        allocates them again.
+        """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`);
+        `sync_weights` allocates them again.
 
-        Engines of untrained groups are not included: one that also frees its weights would never receive them
-        again. A dead engine is skipped; `sync_weights` replaces it.
+        Engines of untrained groups are not included: one that also frees its weights would never
+        receive them again. A dead engine is skipped; `sync_weights` replaces it.
         """
 
         def free(wg_id: str) -> None:
@@ -190,8 +193,8 @@ class TeamEngines:
         """Send the weights of policies (None: of all), in buckets; replies sampled afterwards carry
         `version`.
 
-        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one that dies
-        while it samples.
+        For a policy that is an adapter, only the adapter is sent. A dead engine is replaced, as one
+        that dies while it samples.
         """
         of_group = by_group(self._learners, self._learners if policies is None else policies)
         self._versions |= {
@@ -200,8 +203,8 @@ class TeamEngines:
         self._calls.each(list(of_group), lambda wg: self._publish(wg, of_group[wg]))
 
     def publish(self, policy: str) -> None:
-        """Send the weights of one policy, as `sync_weights` does, in this thread: after its update, while
-        others are updated.
+        """Send the weights of one policy, as `sync_weights` does, in this thread: after its update,
+        while others are updated.
         """
         self._publish(self._learners[policy].wg_id, [policy])
 
@@ -212,11 +215,11 @@ class TeamEngines:
         self._publish(wg_id, by_group(self._learners, self._learners)[wg_id])
 
     def sample(self, wg_id: str, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-        """Return the first reply to every request from each engine of a group; an engine that dies is
-        replaced once.
+        """Return the first reply to every request from each engine of a group; an engine that dies
+        is replaced once.
 
-        Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request that it
-        cannot serve.
+        Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request
+        that it cannot serve.
         """
         serving = self.clients[wg_id].serving
         try:
@@ -243,8 +246,8 @@ class TeamEngines:
         return int(self._arguments[wg_id]["max_model_len"])
 
     def _publish(self, wg_id: str, policies: Collection[str]) -> None:
-        """Send the weights of a group's policies, and allow its engine a restart. Raises EngineGoneError if
-        it cannot be replaced.
+        """Send the weights of a group's policies, and allow its engine a restart. Raises
+        EngineGoneError if it cannot be replaced.
         """
         serving = self.clients[wg_id].serving
         why = ""
@@ -253,8 +256,8 @@ class TeamEngines:
                 self._send_weights(wg_id, policies)
             except EngineGoneError as error:
                 why = str(as_raised(error))  # not the error itself, which references a bucket
-        # without holding the group, for which a restart in another thread may wait; the new engine has
-        # received its weights
+        # without holding the group, for which a restart in another thread may wait; the new engine
+        # has received its weights
         if why:
             self.clients[wg_id].replace(serving, EngineGoneError(why))
         self.clients[wg_id].allow()
@@ -279,8 +282,8 @@ class TeamEngines:
     def take_metrics(self) -> dict[str, float]:
         """Return numbers of every worker group since the last call.
 
-        `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB that it was
-        sent, if it was.
+        `timing_s/gen` are the seconds in which its engine had a request, `perf/sync_mb` the MiB
+        that it was sent, if it was.
         """
         with self._sent_lock:
             bytes_by_group = self._sent
@@ -295,8 +298,8 @@ class TeamEngines:
             group.shutdown()
 
     def _end(self, wg_ids: Sequence[str]) -> None:
-        """Let engines with child processes stop them and clean up; dead or hanging engines are killed
-        later.
+        """Let engines with child processes stop them and clean up; dead or hanging engines are
+        killed later.
         """
         pending = []
         for wg_id in wg_ids:

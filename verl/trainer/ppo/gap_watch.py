@@ -36,10 +36,12 @@ def in_fp32(config: ActorRolloutRefConfig, device: str) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest mean differences of log-probs and probabilities, and smallest correlation, for current weights.
+    """Largest mean differences of log-probs and probabilities, and smallest correlation, for
+    current weights.
 
-    The correlation says nothing where all probabilities are nearly equal: it counts only if log-probs differ
-    by more than `noise`. Log-probs are divided by temperatures below 1 first, as `Bounds.at` does.
+    The correlation says nothing where all probabilities are nearly equal: it counts only if
+    log-probs differ by more than `noise`. Log-probs are divided by temperatures below 1 first, as
+    `Bounds.at` does.
     """
 
     log_probs: float
@@ -73,7 +75,8 @@ ROUNDED = Limits(0.5, 0.05, 0.1)
 
 
 class GapWatch:
-    """Compares engine and trainer on the samples of every step, and warns at most every `EVERY` steps.
+    """Compares engine and trainer on the samples of every step, and warns at most every `EVERY`
+    steps.
 
     Only samples of the current weights count, sampled without a mask: others differ as they should.
 
@@ -89,9 +92,9 @@ class GapWatch:
         """Judge the samples of a step.
 
         Args:
-            batch: `response_mask`, `rollout_log_probs`, and `old_log_probs` if the trainer has computed them
-                before its update; columns `policy_id`, `version`, and optionally `oldest_version` and
-                `masked`.
+            batch: `response_mask`, `rollout_log_probs`, and `old_log_probs` if the trainer has
+                computed them before its update; columns `policy_id`, `version`, and optionally
+                `oldest_version` and `masked`.
             step: its number, from 1; current samples have version `step - 1`.
             metrics: of the step, with those of a gap that the update measured.
         """
@@ -104,10 +107,10 @@ class GapWatch:
         self._next = step + EVERY
         logs = sorted({f"logs/engine-{self._team.learners[policy].wg_id}.log" for policy in wrong})
         logger.warning(
-            "step %d trains on samples of other policies: engine and trainer disagree on samples of the "
-            "current weights: %s. See %s, trainer.check_engines, actor_rollout_ref.rollout.dtype and "
-            "rollout.name; algorithm.rollout_correction limits what it does to the updates (said again in %d "
-            "steps at the earliest)",
+            "step %d trains on samples of other policies: engine and trainer disagree on samples "
+            "of the current weights: %s. See %s, trainer.check_engines, "
+            "actor_rollout_ref.rollout.dtype and rollout.name; algorithm.rollout_correction limits "
+            "what it does to the updates (said again in %d steps at the earliest)",
             step,
             "; ".join(f"policy '{policy}': {why}" for policy, why in wrong.items()),
             ", ".join(logs),

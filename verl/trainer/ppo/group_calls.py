@@ -1,5 +1,5 @@
-"""Calls to the worker groups of a team: one at a time to each group, several groups in parallel, all recorded
-in the timeline.
+"""Calls to the worker groups of a team: one at a time to each group, several groups in parallel,
+all recorded in the timeline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the first signal makes the run save a checkpoint and stop, the second stops it
-immediately.
+"""Ctrl-C and SIGTERM: the first signal makes the run save a checkpoint and stop, the second stops
+it immediately.
 
-A run stopped by a signal exits with status 128 + the signal's number, as in a shell: 130 for Ctrl-C, 143 for
-SIGTERM, so that a script or a scheduler can tell it from a finished run.
+A run stopped by a signal exits with status 128 + the signal's number, as in a shell: 130 for
+Ctrl-C, 143 for SIGTERM, so that a script or a scheduler can tell it from a finished run.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def stopping_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-    """Context manager that installs signal handlers and cancels the work that `run` waits for when a signal
-    arrives.
+    """Context manager that installs signal handlers and cancels the work that `run` waits for when
+    a signal arrives.
 
     `number` is the received signal, None before.
     """

@@ -77,7 +77,8 @@ class TrainingLoop:
         self._in_update = samples
         metrics |= self.steps.update(batch, step, timer)
         self._in_update = None
-        # Before weights are sent: a step whose policies are updated is saved although an engine is lost.
+        # Before weights are sent: a step whose policies are updated is saved although an engine is
+        # lost.
         self.progress.complete(step, self.progress.generated_tokens + samples.generated_tokens)
         with timer("sync_weights"):
             self.team.engines.sync_weights(step)
@@ -122,12 +123,13 @@ class TrainingLoop:
             self.checkpointer.add_validation()
 
     def rescue(self) -> str:
-        """Save the last completed step after an error, if its state still exists, and return a note on where
-        to continue; raises no error.
+        """Save the last completed step after an error, if its state still exists, and return a note
+        on where to continue; raises no error.
         """
         if self._in_update is None:
             return self.checkpointer.rescue()
-        # Some policies may have the weights of the step and others not: no run could go on from that.
+        # Some policies may have the weights of the step and others not: no run could go on from
+        # that.
         why, fate = torn_step(self.progress.global_step + 1, [self._in_update], self.thread.named())
         return self.checkpointer.where_to_continue(why, fate)
 

@@ -28,8 +28,8 @@ _PROXY_COLUMNS = ("sum_pi_squared", "old_log_probs", "advantages", "rollout_is_w
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Reduce lists to one number per key: the maximum if the name contains `max`, the minimum if it contains
-    `min`, else the mean.
+    """Reduce lists to one number per key: the maximum if the name contains `max`, the minimum if it
+    contains `min`, else the mean.
     """
     out = {}
     for name, values in metrics.items():
@@ -52,21 +52,22 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
 def compute_data_metrics(
     batch: DataProto, use_critic: bool = True, *, fixed_width: bool = True
 ) -> dict[str, float]:
-    """Return mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool calls over
-    rows with an unmasked token.
+    """Return mean, max and min of scores, rewards, advantages, returns, lengths, turns and tool
+    calls over rows with an unmasked token.
 
-    Rows with an empty mask (padding) count only in `response/aborted_ratio`. Prompt and response lengths are
-    those of the attention mask.
+    Rows with an empty mask (padding) count only in `response/aborted_ratio`. Prompt and response
+    lengths are those of the attention mask.
 
     Args:
-        batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`, `token_level_rewards`,
-            `advantages`, `returns`; optional columns `__num_turns__`, `tool_call_counts`, and
-            `prompt_clipped` and `response_clipped` (the row was truncated at its limit), whose mean is
-            `*/clip_ratio`.
+        batch: `responses`, `response_mask`, `attention_mask`, `token_level_scores`,
+            `token_level_rewards`, `advantages`, `returns`; optional columns `__num_turns__`,
+            `tool_call_counts`, and `prompt_clipped` and `response_clipped` (the row was truncated
+            at its limit), whose mean is `*/clip_ratio`.
         use_critic: report `values`, and the fraction of the returns' variance that they explain
             (`critic/vf_explained_var`).
-        fixed_width: the width of the batch is the maximum length of prompt and reply: without the columns
-            `*_clipped` rows of full width count as truncated. False for batches trimmed to their longest row.
+        fixed_width: the width of the batch is the maximum length of prompt and reply: without the
+            columns `*_clipped` rows of full width count as truncated. False for batches trimmed to
+            their longest row.
     """
     tensors = batch.batch
     columns = batch.non_tensor_batch
@@ -106,18 +107,19 @@ def compute_data_metrics(
 
 
 def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None = None) -> dict[str, float]:
-    """Return estimates of the variance of the policy gradient, from the squared norm of each row's score
-    function.
+    """Return estimates of the variance of the policy gradient, from the squared norm of each row's
+    score function.
 
     With `W = sum_t (1 - 2 pi_t + sum_v pi_v^2)` and A the row's mean advantage:
-    `variance_proxy/proxy2_total_power` is the mean of `(w A)^2 max(W, 0)` (w the row's mean importance
-    weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared norm of the batch's
-    gradient, `proxy3_pure_noise` their difference over N - 1, `expected_a_squared` and `expected_w` the
-    factors.
+    `variance_proxy/proxy2_total_power` is the mean of `(w A)^2 max(W, 0)` (w the row's mean
+    importance weight, 1 without `rollout_is_weights`), `proxy1_signal_strength` the squared norm of
+    the batch's gradient, `proxy3_pure_noise` their difference over N - 1, `expected_a_squared` and
+    `expected_w` the factors.
 
     Args:
-        batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`, `response_mask`,
-            each `[bsz, response_len]`; without one of the first three the result is empty.
+        batch: `sum_pi_squared` (sum over the vocabulary), `old_log_probs`, `advantages`,
+            `response_mask`, each `[bsz, response_len]`; without one of the first three the result
+            is empty.
         gradient_norm: norm of the gradient of the whole batch; None reports signal and noise as 0.
     """
     tensors = batch.batch
@@ -153,17 +155,18 @@ def compute_variance_proxy_metrics(batch: DataProto, gradient_norm: float | None
 
 
 def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = None) -> dict[str, float]:
-    """Return the size of advantages and the fraction of groups without a signal, per agent, over rows with an
-    unmasked token.
+    """Return the size of advantages and the fraction of groups without a signal, per agent, over
+    rows with an unmasked token.
 
-    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` is the fraction of
-    the agent's groups in which all of its advantages are 0, and `agent/<name>/turn_<t>/zero_signal_groups`
-    the same for its rows of turn t. If several agents share a policy, `agent/<name>/gradient_share` is the
-    agent's fraction of the policy's `sum |A|` over tokens (0 if that sum is 0).
+    `agent/<name>/advantage_abs` is the mean over rows; `agent/<name>/zero_signal_groups` is the
+    fraction of the agent's groups in which all of its advantages are 0, and
+    `agent/<name>/turn_<t>/zero_signal_groups` the same for its rows of turn t. If several agents
+    share a policy, `agent/<name>/gradient_share` is the agent's fraction of the policy's `sum |A|`
+    over tokens (0 if that sum is 0).
 
     Args:
-        batch: `advantages`, `response_mask`, and the columns of the group key; optionally `policy_id`,
-            without which none is shared.
+        batch: `advantages`, `response_mask`, and the columns of the group key; optionally
+            `policy_id`, without which none is shared.
         config: configuration of groups; without it a group is a task.
     """
     out: dict[str, float] = {}
@@ -203,8 +206,8 @@ def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
 
 
 def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int) -> dict[str, float]:
-    """Return the tokens per rank, with verl's names: `balanced_*` in the new order of rows, the others in the
-    original order.
+    """Return the tokens per rank, with verl's names: `balanced_*` in the new order of rows, the
+    others in the original order.
 
     Args:
         lengths: tokens of each row in the original order, `[bsz]`.
@@ -225,8 +228,8 @@ def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
-    """Return `timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`: `gen` per response token,
-    others per token.
+    """Return `timing_s/<phase>` in seconds and `timing_per_token_ms/<phase>`: `gen` per response
+    token, others per token.
     """
     total = int(batch.batch["attention_mask"].sum().item())
     response = int(batch.batch["response_mask"].sum().item())
@@ -239,8 +242,8 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
 def compute_throughout_metrics(
     batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int
 ) -> dict[str, float]:
-    """Return tokens of the step (`meta_info["global_token_num"]`, one count per row, if given), its seconds,
-    and tokens/s per device.
+    """Return tokens of the step (`meta_info["global_token_num"]`, one count per row, if given), its
+    seconds, and tokens/s per device.
     """
     counts = batch.meta_info.get("global_token_num")
     total = int(batch.batch["attention_mask"].sum().item() if counts is None else sum(counts))

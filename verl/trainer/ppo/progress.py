@@ -13,7 +13,8 @@ class Progress:
 
     Attributes:
         total_steps: training steps of the run.
-        token_budget: reply tokens of training episodes after which the run ends; 0 for no such limit.
+        token_budget: reply tokens of training episodes after which the run ends; 0 for no such
+            limit.
         global_step: the last completed step; 0 before the first one.
         generated_tokens: reply tokens of the training episodes of all completed steps.
         before: the validation before the first step.

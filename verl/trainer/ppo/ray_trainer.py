@@ -1,9 +1,10 @@
-"""The trainer: builds the parts of a run out of its configuration, and drives them from start to end.
+"""The trainer: builds the parts of a run out of its configuration, and drives them from start to
+end.
 
-One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of episodes. The
-steps themselves are in `loop.py`, or in `asynchronous/loop.py` where samples are collected beside updates
-(`async_training.mode`). Both are independent of the backend of workers (Ray actors or objects in this
-process) and of agents.
+One controller process drives the worker groups of a team (`TeamWorkers`) and a collector of
+episodes. The steps themselves are in `loop.py`, or in `asynchronous/loop.py` where samples are
+collected beside updates (`async_training.mode`). Both are independent of the backend of workers
+(Ray actors or objects in this process) and of agents.
 """
 
 from __future__ import annotations
@@ -188,11 +189,11 @@ class RayPPOTrainer:
         )
 
     def fit(self) -> None:
-        """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop, and set
-        `stopped_by`.
+        """Train until the total number of steps or tokens; after a signal, save a checkpoint, stop,
+        and set `stopped_by`.
 
-        Errors are raised, with a note about the checkpoint of the last completed step, which is saved first
-        if its state still exists.
+        Errors are raised, with a note about the checkpoint of the last completed step, which is
+        saved first if its state still exists.
         """
         steps = self.progress.total_steps
         # Policies are not updated while critics warm up.
@@ -259,7 +260,8 @@ class RayPPOTrainer:
             self.validator.adapt_theta(self.progress.before)
 
     def _validate_after(self, stop: StopRequest) -> None:
-        # The loop validates the last step, unless an earlier start of the run was stopped in between.
+        # The loop validates the last step, unless an earlier start of the run was stopped in
+        # between.
         if self.progress.after is None and self.progress.global_step > 0:
             self.progress.after = self.validator.run(stop)
             self.checkpointer.add_validation()

@@ -1,5 +1,5 @@
-"""What a run writes beside its checkpoints: metrics of its steps, episodes, and the timeline of its worker
-groups.
+"""What a run writes beside its checkpoints: metrics of its steps, episodes, and the timeline of its
+worker groups.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class RunReport:
         self.tracking.log(metrics, self.progress.global_step if step is None else step)
 
     def write_timeline(self) -> list[Span]:
-        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the last
-        completed step, and return them.
+        """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the
+        last completed step, and return them.
 
         Raises:
             DiskError: the file cannot be written.
@@ -132,7 +132,8 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
-        # Last, because spans of a step that overlaps with others may be those of two updates of a policy.
+        # Last, because spans of a step that overlaps with others may be those of two updates of a
+        # policy.
         metrics |= trained
         return metrics | {
             "training/generated_tokens": float(self.progress.generated_tokens),
@@ -153,8 +154,8 @@ def step_metrics(
     trained: Collection[str],
     n_devices: int,
 ) -> dict[str, float]:
-    """Return the metrics of what was collected and of the time that the step took; those of credit and
-    updates are theirs to report.
+    """Return the metrics of what was collected and of the time that the step took; those of credit
+    and updates are theirs to report.
 
     Args:
         batch: the samples with rewards and advantages.

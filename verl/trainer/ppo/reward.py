@@ -12,8 +12,8 @@ from verl.trainer.ppo.core_algos.kl import kl_penalty as estimate_kl
 
 
 def place_on_last_token(rewards: np.ndarray, response_mask: torch.Tensor) -> torch.Tensor:
-    """Return token scores `[bsz, response_len]` with each row's reward on its last unmasked token; rows
-    without one stay zero.
+    """Return token scores `[bsz, response_len]` with each row's reward on its last unmasked token;
+    rows without one stay zero.
     """
     positions = torch.arange(1, response_mask.shape[1] + 1, device=response_mask.device)
     last = (response_mask * positions).argmax(dim=1)
@@ -26,11 +26,11 @@ def place_on_last_token(rewards: np.ndarray, response_mask: torch.Tensor) -> tor
 def apply_kl_penalty(
     data: DataProto, kl_ctrl: FixedKLController | AdaptiveKLController, kl_penalty: str = "kl"
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set `token_level_rewards = token_level_scores - coefficient * KL(old || ref)` and update the KL
-    controller.
+    """Set `token_level_rewards = token_level_scores - coefficient * KL(old || ref)` and update the
+    KL controller.
 
-    Needs `old_log_probs` and `ref_log_prob`. Return the batch and the metrics `actor/reward_kl_penalty` and
-    `..._coeff`.
+    Needs `old_log_probs` and `ref_log_prob`. Return the batch and the metrics
+    `actor/reward_kl_penalty` and `..._coeff`.
     """
     mask = data.batch["response_mask"]
     kld = estimate_kl(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty) * mask

@@ -1,5 +1,5 @@
-"""The worker groups of a team: every operation splits the batch by policy, runs on all groups at once, and
-combines.
+"""The worker groups of a team: every operation splits the batch by policy, runs on all groups at
+once, and combines.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "atten
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
                   "row_weights", "agent_index")  # fmt: skip
 CRITIC_COLUMNS = (*LOG_PROB_COLUMNS, "values", "returns", "row_weights")
-# Metrics of an update that are also reported for the whole team; the others are reported per worker group
-# only.
+# Metrics of an update that are also reported for the whole team; the others are reported per worker
+# group only.
 TEAM_METRICS = ("actor/", "critic/", "training/", "rollout_corr/", "global_seqlen/")
 
 
 class TeamWorkers:
-    """Policy workers and a rollout server for every worker group of the placement, and a critic if values are
-    needed.
+    """Policy workers and a rollout server for every worker group of the placement, and a critic if
+    values are needed.
 
     A group that is not trained has only a rollout server, which serves the unchanged model.
 
@@ -144,8 +144,8 @@ class TeamWorkers:
                 )
 
     def _for_workers(self, config: ActorRolloutRefConfig) -> ActorRolloutRefConfig:
-        """Return a config with a way of sending weights in place of `auto`; engines with devices of their own
-        never free their caches.
+        """Return a config with a way of sending weights in place of `auto`; engines with devices of
+        their own never free their caches.
         """
         apart = own_engine_devices(self.config.rollout)
         way = chosen_transfer(config.rollout.weight_transfer, self.controller.device, shared=not apart)
@@ -153,8 +153,8 @@ class TeamWorkers:
         return replace(config, rollout=replace(config.rollout, weight_transfer=way, free_cache_engine=frees))
 
     def init_model(self, steps: int, critic_steps: int = 1) -> None:
-        """Load every model; learning-rate schedules span the updates of `steps` (policies) and `critic_steps`
-        (critics) training steps.
+        """Load every model; learning-rate schedules span the updates of `steps` (policies) and
+        `critic_steps` (critics) training steps.
         """
 
         def init(wg_id: str) -> None:
@@ -183,8 +183,8 @@ class TeamWorkers:
         )
 
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
-        """Return log-probs under the reference of every policy: `ref_log_prob` `[bsz, response_len]`; zero
-        for policies without one.
+        """Return log-probs under the reference of every policy: `ref_log_prob`
+        `[bsz, response_len]`; zero for policies without one.
         """
         learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
         return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
@@ -196,8 +196,8 @@ class TeamWorkers:
         return self._score(batch, self.learners, self.policies, "compute_ref_log_prob")
 
     def compute_values(self, batch: DataProto) -> DataProto:
-        """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents without a
-        critic.
+        """Return values of the current critics: `values` `[bsz, response_len]`; zero for agents
+        without a critic.
         """
         learners = {wg: self._critic_learners[wg] for wg in self.critics}
         return self._score(
@@ -222,8 +222,8 @@ class TeamWorkers:
         meta: Mapping[str, Any] | None = None,
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
     ) -> DataProto:
-        """Call `method` for every learner on its rows of `split`; for rows without a learner the column
-        `else_zero` is zero.
+        """Call `method` for every learner on its rows of `split`; for rows without a learner the
+        column `else_zero` is zero.
         """
         parts = split(batch)
 
@@ -257,8 +257,8 @@ class TeamWorkers:
         seed: Sequence[int],
         updated: Callable[[str], None] | None = None,
     ) -> dict[str, float]:
-        """Run one training step of every policy on its own rows. Return metrics as `wg/<id>/<metric>` and,
-        averaged, `<metric>`.
+        """Run one training step of every policy on its own rows. Return metrics as
+        `wg/<id>/<metric>` and, averaged, `<metric>`.
 
         Policies with fewer updates per step wait for the others.
 
@@ -267,16 +267,16 @@ class TeamWorkers:
             on_policy: whether old log-probs are the current ones.
             step: number of previous training steps of the policies.
             seed: seed of the order of rows; its last number is the version of the new weights.
-            updated: called with every policy after its update, in the thread of its worker group, while
-                others are updated.
+            updated: called with every policy after its update, in the thread of its worker group,
+                while others are updated.
         """
         meta = {"on_policy": on_policy, "rollout_correction": self.config.algorithm.rollout_correction}
         arguments = (self.policies, "update_actor", UPDATE_COLUMNS, meta, step, seed)
         return _team_metrics(self._update(batch, self.learners, *arguments, then=updated))
 
     def update_critic(self, batch: DataProto, step: int, seed: Sequence[int]) -> dict[str, float]:
-        """Run one training step of every critic on the rows of its agents; arguments and metrics are those of
-        `update_actor`.
+        """Run one training step of every critic on the rows of its agents; arguments and metrics
+        are those of `update_actor`.
         """
         learners = {wg: self._critic_learners[wg] for wg in self.critics}
         rows = self._critic_rows(batch)
@@ -301,8 +301,8 @@ class TeamWorkers:
         split: Callable[[DataProto], dict[str, SubBatch]] = split_batch_by_policies,
         then: Callable[[str], None] | None = None,
     ) -> dict[str, dict[str, float]]:
-        """Call `method` for every learner on its rows of `split`, then `then`, and return the metrics of
-        each.
+        """Call `method` for every learner on its rows of `split`, then `then`, and return the
+        metrics of each.
         """
         parts = split(batch)
 
@@ -337,7 +337,9 @@ class TeamWorkers:
         return self._on_learners(method, learners, list(parts), update, then)
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
-        """Write every policy under `folder/actor/<wg_id>` and every critic under `folder/critic/<wg_id>`."""
+        """Write every policy under `folder/actor/<wg_id>` and every critic under
+        `folder/critic/<wg_id>`.
+        """
         self.calls.run(
             "save_checkpoint",
             self.trained,
@@ -372,8 +374,8 @@ class TeamWorkers:
     def _for_ranks(
         self, sub: DataProto, columns: Sequence[str], workers: Mapping[str, WorkerGroup], wg_id: str
     ) -> tuple[DataProto, np.ndarray, int]:
-        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks have
-        similar numbers of tokens.
+        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks
+        have similar numbers of tokens.
         """
         ranks = self.devices[wg_id].ranks
         present = set(sub.batch.keys())
@@ -397,8 +399,8 @@ class TeamWorkers:
         fn: Callable[[str], T],
         then: Callable[[str], None] | None = None,
     ) -> dict[str, T]:
-        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one group one
-        after the other.
+        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one
+        group one after the other.
         """
         of_group = by_group(learners, present)
 

@@ -16,8 +16,8 @@ GENERATION = "generate"
 
 @dataclass(frozen=True)
 class Span:
-    """One call to a worker group, or a time in which its engine had requests; `start` and `end` are seconds
-    since the epoch.
+    """One call to a worker group, or a time in which its engine had requests; `start` and `end` are
+    seconds since the epoch.
     """
 
     wg_id: str
@@ -52,8 +52,8 @@ class Timeline:
             self._spans.append(Span(wg_id, call, start, end))
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call, sorted by start; a body that still runs has a span until now,
-        and another one from now.
+        """Return the spans since the last call, sorted by start; a body that still runs has a span
+        until now, and another one from now.
         """
         with self._lock:
             now = time.time()
@@ -95,8 +95,8 @@ def seconds_by_group(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def idle_by_group(spans: Sequence[Span], wg_ids: Collection[str], seconds: float) -> dict[str, float]:
-    """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress; calls may
-    overlap.
+    """Return `wg/<id>/idle`: share of `seconds` in which no call to a worker group was in progress;
+    calls may overlap.
     """
     busy = dict.fromkeys(wg_ids, 0.0)
     until = dict.fromkeys(wg_ids, 0.0)

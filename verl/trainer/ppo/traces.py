@@ -1,4 +1,6 @@
-"""Which calls of a training step are recorded by `torch.profiler`, and in which files (`global_profiler`)."""
+"""Which calls of a training step are recorded by `torch.profiler`, and in which files
+(`global_profiler`).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ RECORDED = "recorded_steps"
 
 
 def recorded_steps(config: GlobalProfilerConfig, step: int) -> str:
-    """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`; empty if it
-    is not recorded.
+    """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`;
+    empty if it is not recorded.
     """
     steps = set(config.steps or ())
     if config.tool is None or step not in steps:
@@ -60,8 +62,8 @@ class TeamTraces:
         self.critic = critic.profiler
 
     def meta(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
-        """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch` is
-        recorded; empty if it is not.
+        """Return the meta_info with which a call for a policy, or for a critic, on rows of `batch`
+        is recorded; empty if it is not.
         """
         steps = batch.meta_info.get(RECORDED)
         config: ProfilerConfig = self.critic if critic else self.policies[name]

@@ -52,7 +52,8 @@ class StepTrainer:
     def update(
         self, batch: DataProto, step: int, timer: Timer, updated: Callable[[str], None] | None = None
     ) -> dict[str, float]:
-        """Update every critic and, after `trainer.critic_warmup` steps, every policy. Return metrics.
+        """Update every critic and, after `trainer.critic_warmup` steps, every policy. Return
+        metrics.
 
         Args:
             batch: result of `score`.

@@ -20,8 +20,8 @@ ROLE_RATES = ("accuracy", "precision", "recall", "specificity")
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """`metrics` for the log; `table` maps (team or agent, metric) to an entry of the final before/after
-    table.
+    """`metrics` for the log; `table` maps (team or agent, metric) to an entry of the final
+    before/after table.
     """
 
     metrics: dict[str, float]
@@ -44,10 +44,12 @@ class ValidationResult:
 
 
 def validation_result(results: Sequence[EpisodeBatch], n: int) -> ValidationResult:
-    """Return the metrics of one validation with `n` episodes per task; a failed episode counts as 0.
+    """Return the metrics of one validation with `n` episodes per task; a failed episode counts as
+    0.
 
-    Names: `val-core/<data_source>/acc/<statistic>` for success, `val-aux/<data_source>/<score>/<statistic>`
-    for other scores, and `val/<metric>` for pooled metrics of agents and environment.
+    Names: `val-core/<data_source>/acc/<statistic>` for success,
+    `val-aux/<data_source>/<score>/<statistic>` for other scores, and `val/<metric>` for pooled
+    metrics of agents and environment.
     """
     episodes = [e for r in results for e in r.episodes]
     failed = sum(e.failure is not None for e in episodes)
@@ -110,8 +112,8 @@ def _table(episodes: Sequence[FinishedEpisode], n: int) -> dict[tuple[str, str],
 def _accuracy(
     name: str, metric: str, values: Sequence[tuple[float, str]], n: int
 ) -> dict[tuple[str, str], Estimate]:
-    """Return avg@n of (correctness in 0..1, task), and pass@n over tasks with all n episodes (an episode
-    passes with correctness 1).
+    """Return avg@n of (correctness in 0..1, task), and pass@n over tasks with all n episodes (an
+    episode passes with correctness 1).
     """
     rows = {(name, f"{metric} avg@{n}"): _average(values)} if values else {}
     counts = Counter(task_id for _, task_id in values)
@@ -122,11 +124,11 @@ def _accuracy(
 
 
 def _role_rates(episodes: Sequence[FinishedEpisode], n: int) -> dict[tuple[str, str], Estimate]:
-    """Return the rates `<role>/<name>` in 0..1 that the environment reports, over the episodes that have
-    them.
+    """Return the rates `<role>/<name>` in 0..1 that the environment reports, over the episodes that
+    have them.
 
-    An accuracy has avg@n and pass@n like the team's; other rates are fractions within an episode and have a
-    mean.
+    An accuracy has avg@n and pass@n like the team's; other rates are fractions within an episode
+    and have a mean.
     """
     scores = [(_scores(e), e.task_id) for e in episodes]
     names = sorted(

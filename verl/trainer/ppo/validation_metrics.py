@@ -1,5 +1,5 @@
-"""Validation metrics per data source and variable, with verl's names: `mean@n`, `best@k`, `worst@k`,
-`maj@k`.
+"""Validation metrics per data source and variable, with verl's names: `mean@n`, `best@k`,
+`worst@k`, `maj@k`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def bootstrap_metric(
     n_bootstrap: int = N_BOOTSTRAP,
     seed: int = 42,
 ) -> list[tuple[float, float]]:
-    """Return (mean, std) of every reduce function over random subsets with replacement; numpy's global random
-    state is not changed.
+    """Return (mean, std) of every reduce function over random subsets with replacement; numpy's
+    global random state is not changed.
     """
     items = np.empty(len(data), dtype=object)
     items[:] = list(data)
@@ -51,18 +51,20 @@ def process_validation_metrics(
     seed: int = 42,
     expected_acc_counts: Mapping[tuple[str, str], int] | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return metrics per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and `maj@k/*`
-    if there is a `pred`).
+    """Return metrics per data source and variable: `mean@n`, `std@n`, `best@k/*`, `worst@k/*` (and
+    `maj@k/*` if there is a `pred`).
 
     Rows are averaged per task first, then over tasks, so that every task has the same weight.
 
     Args:
         data_sources: data source of each row.
         sample_uids: task of each row.
-        infos_dict: values of each row by variable; None is a missing value, string variables are ignored.
+        infos_dict: values of each row by variable; None is a missing value, string variables are
+            ignored.
         seed: seed of the random subsets.
-        expected_acc_counts: expected number of rows of each (data source, task): missing rows count as `acc`
-            0, and `acc_success_only` is the mean without them. For data sources that report `acc`.
+        expected_acc_counts: expected number of rows of each (data source, task): missing rows count
+            as `acc` 0, and `acc_success_only` is the mean without them. For data sources that
+            report `acc`.
     """
     sources = _by_task(data_sources, sample_uids, infos_dict)
     for (source, uid), expected in (expected_acc_counts or {}).items():
@@ -103,7 +105,9 @@ def _source_metrics(tasks: Sequence[Task], seed: int) -> dict[str, dict[str, flo
 def _task_metrics(
     values: Sequence[float], votes: Sequence[Any] | None, seed: int, most: int
 ) -> dict[str, float]:
-    """Return statistics of one task; `most`, the number of rows of a complete task, is the n of `mean@n`."""
+    """Return statistics of one task; `most`, the number of rows of a complete task, is the n of
+    `mean@n`.
+    """
     n = len(values)
     out = {f"mean@{most}": float(np.mean(values))}
     if n == 1:

@@ -85,6 +85,6 @@ class Validator:
         if credit.theta.adapts and result is not None:
             credit.theta.update(result.metrics)
             self.collector.set_theta(credit.theta.value)
-            # The checkpoint of the step was written before its validation, so that an error in the latter
-            # does not cost the step.
+            # The checkpoint of the step was written before its validation, so that an error in the
+            # latter does not cost the step.
             self.checkpointer.amend({"credit": credit.state_dict()})

@@ -11,11 +11,11 @@ from verl.workers.weight_transfer.base import WeightBucket, merged
 
 
 def send_weights(policy: WorkerGroup, engine: WorkerGroup, versions: Mapping[str | None, int]) -> int:
-    """Send the weights of adapters, or of the model (None), and return the bytes sent; replies sampled
-    afterwards carry their version.
+    """Send the weights of adapters, or of the model (None), and return the bytes sent; replies
+    sampled afterwards carry their version.
 
-    Tensors are sent from worker to worker, by `rollout.weight_transfer`; at most three buckets of a policy
-    exist at a time.
+    Tensors are sent from worker to worker, by `rollout.weight_transfer`; at most three buckets of a
+    policy exist at a time.
 
     Raises:
         EngineGoneError: the engine died.
@@ -37,7 +37,8 @@ def send_weights(policy: WorkerGroup, engine: WorkerGroup, versions: Mapping[str
 def load_weights(
     engine: WorkerGroup, buckets: Iterator[WeightBucket], version: int, adapter: str | None
 ) -> int:
-    """Let an engine load all buckets of one policy, the last one marked as last, and return their bytes.
+    """Let an engine load all buckets of one policy, the last one marked as last, and return their
+    bytes.
 
     Raises:
         EngineGoneError: the engine died.
@@ -65,8 +66,8 @@ def _gathered(policy: WorkerGroup, adapter: str | None) -> Iterator[WeightBucket
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Raise EngineGoneError for a worker of an engine that died; an argument lost with its sender stays
-    ArgumentLostError.
+    """Raise EngineGoneError for a worker of an engine that died; an argument lost with its sender
+    stays ArgumentLostError.
     """
     try:
         yield

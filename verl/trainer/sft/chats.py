@@ -29,8 +29,8 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
     """Read the conversation and the tools of every row, in order.
 
     Raises:
-        DatasetError: a file or a row that cannot be read, a row without an assistant message, or no row at
-            all.
+        DatasetError: a file or a row that cannot be read, a row without an assistant message, or no
+            row at all.
     """
     if not files:
         raise DatasetError(
@@ -42,8 +42,8 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
             where = f"{file}, row {number}"
             if row.get(messages_key) is None:
                 raise DatasetError(
-                    f"{where}: column {messages_key!r} (data.messages_key) is empty, so there is no "
-                    f"assistant message to train; columns: {', '.join(row)}"
+                    f"{where}: column {messages_key!r} (data.messages_key) is empty, so there is "
+                    f"no assistant message to train; columns: {', '.join(row)}"
                 )
             messages = read_messages(row[messages_key], f"{where}: column {messages_key!r}")
             if not any(message["role"] == "assistant" for message in messages):

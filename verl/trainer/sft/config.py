@@ -25,8 +25,8 @@ class SFTDataConfig:
     )
     tools_key: str = key(
         "tools",
-        "column with the tools of a conversation, for the chat template: JSON schemas, or their JSON text; "
-        "may be absent",
+        "column with the tools of a conversation, for the chat template: JSON schemas, or their "
+        "JSON text; may be absent",
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
         {},

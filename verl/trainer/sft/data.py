@@ -27,8 +27,8 @@ def batches(
     bucket_batches: int,
     rng: random.Random,
 ) -> Iterator[list[TokenizedConversation]]:
-    """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows are in the
-    order of rows.
+    """Yield one epoch of batches; rows of a batch have similar lengths; without `shuffle`, windows
+    are in the order of rows.
     """
     order = list(range(len(rows)))
     if shuffle:
@@ -47,8 +47,8 @@ def batches(
 
 
 def collate(rows: Sequence[TokenizedConversation], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at tokens
-    without a loss.
+    """Return right-padded (input_ids, labels), both [bsz, longest]; labels are IGNORED_LABEL at
+    tokens without a loss.
     """
     longest = max(len(row.input_ids) for row in rows)
     input_ids = torch.full((len(rows), longest), pad_token_id)

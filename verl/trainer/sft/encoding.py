@@ -1,9 +1,9 @@
-"""From conversations to token ids with a loss mask: of each reply, what the chat template shows between its
-prompt and its end.
+"""From conversations to token ids with a loss mask: of each reply, what the chat template shows
+between its prompt and its end.
 
-The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where the
-template shows a reply in another way once further messages follow, such as without its thinking, it is
-trained in a sequence of its own.
+The prompt of a reply is the template's rendering of the messages before it, as in sampling. Where
+the template shows a reply in another way once further messages follow, such as without its
+thinking, it is trained in a sequence of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ChatEncoder:
         """
         self._rendering = Rendering(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Without the tokenizer's own call, which hands single texts to another thread: three times as fast.
+        # Without the tokenizer's own call, which hands single texts to another thread: three times
+        # as fast.
         self._backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         if self._backend is not None:
             self._backend.no_truncation()
@@ -70,11 +71,12 @@ class ChatEncoder:
             )
 
     def encode(self, chat: Chat) -> list[TokenizedConversation]:
-        """Return the sequences in which the replies of a conversation are trained, each reply once; none if
-        no reply is.
+        """Return the sequences in which the replies of a conversation are trained, each reply once;
+        none if no reply is.
 
         Raises:
-            DatasetError: the template does not show a reply as sampling would, with file, row and cause.
+            DatasetError: the template does not show a reply as sampling would, with file, row and
+                cause.
         """
         try:
             trained = [at for at, message in enumerate(chat.messages) if _is_trained(message, at)]
@@ -98,10 +100,10 @@ class ChatEncoder:
         if not whole.startswith(prompt):
             same = common_length(prompt, whole)
             raise DatasetError(
-                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where the chat "
-                f"template shows the reply with {whole[same:]!r:.60}; training and sampling would differ "
-                "(other data.apply_chat_template_kwargs, such as enable_thinking, or another template may "
-                "agree)"
+                f"message {at}: the prompt of this reply goes on with {prompt[same:]!r:.60} where "
+                f"the chat template shows the reply with {whole[same:]!r:.60}; training and "
+                "sampling would differ (other data.apply_chat_template_kwargs, such as "
+                "enable_thinking, or another template may agree)"
             )
         self._check_shown(messages, at, tools, prompt, whole)
         marks = self._rendering.marked(messages[: at + 1], tools)
@@ -113,8 +115,9 @@ class ChatEncoder:
             raise DatasetError(f"message {at}: the chat template marks none of it with {{% generation %}}")
         if between := whole[len(prompt) : spans[0][0]]:
             raise DatasetError(
-                f"message {at}: the chat template marks its reply as generated behind {between!r:.60}, which "
-                "is no part of the prompt; training and sampling would differ"
+                f"message {at}: the chat template marks its reply as generated behind "
+                f"{between!r:.60}, which is no part of the prompt; training and sampling would "
+                "differ"
             )
         return _Reply(whole[: spans[-1][1]], spans)
 
@@ -137,8 +140,8 @@ class ChatEncoder:
     def _next_token(
         self, messages: Sequence[ChatMessage], following: Sequence[ChatMessage], tools: Tools, whole: str
     ) -> str:
-        """Return the special token that begins the message after a reply, empty if the template shows none
-        there.
+        """Return the special token that begins the message after a reply, empty if the template
+        shows none there.
 
         Args:
             messages: the conversation up to the reply.
@@ -148,8 +151,8 @@ class ChatEncoder:
         """
         role = "tool" if messages[-1].get("tool_calls") else "user"
         after = [*following, {"role": role, "content": "?"}][:1]
-        # Templates that leave thinking out of earlier replies show a reply without it in the same way before
-        # each message.
+        # Templates that leave thinking out of earlier replies show a reply without it in the same
+        # way before each message.
         plain = [_without_thinking(message) for message in messages]
         for before, text in ((messages, whole), (plain, None)):
             try:
@@ -166,13 +169,13 @@ class ChatEncoder:
     def _check_shown(
         self, messages: Sequence[ChatMessage], at: int, tools: Tools, prompt: str, whole: str
     ) -> None:
-        """Count the fields of a reply that the template does not show. Raise DatasetError if it says nothing
-        without them.
+        """Count the fields of a reply that the template does not show. Raise DatasetError if it
+        says nothing without them.
         """
         if tools and self._same(messages[:at], None, prompt, as_prompt=True):
             raise DatasetError(
-                "the chat template does not show the tools of this row; use another template, or leave them "
-                "out with data.tools_key"
+                "the chat template does not show the tools of this row; use another template, or "
+                "leave them out with data.tools_key"
             )
         message = messages[at]
         unseen = []
@@ -189,8 +192,8 @@ class ChatEncoder:
         content_fields = {name for name, value in message.items() if value and name not in ("role", "name")}
         if "tool_calls" in unseen or (content_fields and content_fields <= set(unseen)):
             raise DatasetError(
-                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the model would "
-                "learn to say nothing"
+                f"message {at}: the chat template does not show its {' and '.join(unseen)}; the "
+                "model would learn to say nothing"
             )
         self.unseen.update(unseen)
 
@@ -205,8 +208,8 @@ class ChatEncoder:
     def _tokens(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedConversation:
         """Return the tokens of a text, and of each whether it is in a span.
 
-        The ids are those of the whole text. Only where one of its tokens lies across the beginning or the end
-        of a span, the text on both sides is encoded apart, as in sampling.
+        The ids are those of the whole text. Only where one of its tokens lies across the beginning
+        or the end of a span, the text on both sides is encoded apart, as in sampling.
         """
         ids: list[int] = []
         start = 0
@@ -218,9 +221,9 @@ class ChatEncoder:
                 tail = self._encode(text[cut:])
                 if self._decode(head + tail) != self._decode(rest):
                     raise DatasetError(
-                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the end of a "
-                        "prompt and the beginning of its reply, and changes the text where they are encoded "
-                        "apart"
+                        f"the tokenizer joins {text[:cut][-20:]!r} and {text[cut:][:20]!r}, the "
+                        "end of a prompt and the beginning of its reply, and changes the text "
+                        "where they are encoded apart"
                     )
                 ids += head
                 start = cut
@@ -256,14 +259,14 @@ def _without_thinking(message: ChatMessage) -> ChatMessage:
 
 
 def _is_trained(message: ChatMessage, at: int) -> bool:
-    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is neither 0
-    nor 1.
+    """Return whether a message is a reply that is trained. Raise DatasetError for a mark that is
+    neither 0 nor 1.
     """
     marks = {name: message[name] for name in MARKS if name in message}
     for name, value in marks.items():
         if value not in (0, 1) or (value and message["role"] != "assistant"):
             raise DatasetError(
-                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 for "
-                "messages of the assistant alone: only these are trained"
+                f"message {at} of {message['role']!r} has {name}={value!r}; expected 0 or 1, and 1 "
+                "for messages of the assistant alone: only these are trained"
             )
     return message["role"] == "assistant" and all(marks.values())

@@ -1,4 +1,6 @@
-"""The training loop of supervised fine-tuning: one process, one model, loss on the assistant's tokens."""
+"""The training loop of supervised fine-tuning: one process, one model, loss on the assistant's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len], padded on
-    the right.
+    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len],
+    padded on the right.
 
-    Logits are computed for labelled positions only, which saves most of the head's computation for long
-    prompts.
+    Logits are computed for labelled positions only, which saves most of the head's computation for
+    long prompts.
     """
     label_mask = labels[:, 1:] != IGNORED_LABEL
     head = model.get_output_embeddings()
@@ -45,7 +47,8 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
         (hidden,) = inputs
         return (hidden[label_mask][None],)
 
-    # Whatever the model does with the logits after its head (scales, caps, biases) is done by the model.
+    # Whatever the model does with the logits after its head (scales, caps, biases) is done by the
+    # model.
     hook = head.register_forward_pre_hook(choose)
     try:
         logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits[0]
@@ -55,13 +58,15 @@ def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torc
 
 
 def run_sft(config: SFTConfig) -> dict[str, float]:
-    """Train a model, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), and return the last
-    metrics.
+    """Train a model, write `<default_local_dir>` (Hugging Face folder and metrics.jsonl), and
+    return the last metrics.
 
-    The folder is written under a temporary name and renamed, so that it exists only if it is complete.
+    The folder is written under a temporary name and renamed, so that it exists only if it is
+    complete.
 
     Raises:
-        ValueError: a key is missing or invalid (ConfigError), or the data cannot be used (DatasetError).
+        ValueError: a key is missing or invalid (ConfigError), or the data cannot be used
+            (DatasetError).
         FileNotFoundError: the model folder does not exist.
         FileExistsError: the output folder exists.
     """
@@ -91,8 +96,8 @@ def train(
     config: SFTConfig,
     metrics_path: Path,
 ) -> dict[str, float]:
-    """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq` steps
-    (`loss`: mean since the last).
+    """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq`
+    steps (`loss`: mean since the last).
     """
     data = config.data
     total = _total_steps(config, len(rows))
@@ -181,8 +186,8 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[TokenizedConversation]:
-    """Return the sequences that are trained, and log what was left out. Raise DatasetError if nothing is
-    left.
+    """Return the sequences that are trained, and log what was left out. Raise DatasetError if
+    nothing is left.
     """
     encoded = [encoder.encode(chat) for chat in chats]
     rows = [row for sequences in encoded for row in sequences]
@@ -193,8 +198,8 @@ def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> lis
         )
     if more := sum(len(sequences) > 1 for sequences in encoded):
         logger.info(
-            "sft: %d conversations are trained in several sequences, %d in all: the chat template shows "
-            "their earlier replies in another way later",
+            "sft: %d conversations are trained in several sequences, %d in all: the chat template "
+            "shows their earlier replies in another way later",
             more,
             len(rows),
         )
@@ -223,8 +228,8 @@ def _end_generation(
     rows: list[TokenizedConversation],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Let the tokens that end the template's turns, and the special ones that end the trained replies, end
-    generation.
+    """Let the tokens that end the template's turns, and the special ones that end the trained
+    replies, end generation.
     """
     eos_token_id = model.generation_config.eos_token_id
     before = {*eos_token_id} if isinstance(eos_token_id, list) else {eos_token_id}

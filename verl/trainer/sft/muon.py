@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-# Quintic polynomial with the steepest slope at 0 that keeps all singular values near 1 (Jordan et al. 2024).
+# Quintic polynomial with the steepest slope at 0 that keeps all singular values near 1 (Jordan et
+# al. 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices: `torch.optim.Muon` with the iteration in float32 on a CPU, where emulated bf16 may
-    be forty times slower.
+    """Muon for matrices: `torch.optim.Muon` with the iteration in float32 on a CPU, where emulated
+    bf16 may be forty times slower.
 
     Args:
         params: matrices `[rows, columns]`.
-        lr: learning rate; multiplied by `sqrt(rows / columns)` for a matrix with more rows than columns.
+        lr: learning rate; multiplied by `sqrt(rows / columns)` for a matrix with more rows than
+            columns.
         weight_decay: decoupled weight decay.
         momentum: Nesterov momentum.
         ns_steps: number of Newton-Schulz iterations.
@@ -76,8 +78,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return `matrices` `[n, rows, columns]` with singular values near 1, after `steps` Newton-Schulz
-    iterations.
+    """Return `matrices` `[n, rows, columns]` with singular values near 1, after `steps`
+    Newton-Schulz iterations.
     """
     a, b, c = QUINTIC
     x = matrices.bfloat16() if matrices.device.type == "cuda" else matrices.float()

@@ -40,8 +40,8 @@ class OptimizerSet:
 
 
 def build_optimizers(model: PreTrainedModel, config: SFTOptimConfig, total_steps: int) -> OptimizerSet:
-    """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the others (Jordan et al.
-    2024).
+    """Return AdamW for all parameters, or Muon for hidden matrices and AdamW for the others (Jordan
+    et al. 2024).
     """
     embeddings = {
         id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()

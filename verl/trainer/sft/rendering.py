@@ -41,15 +41,17 @@ class Rendering:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Set the tokenizer and the arguments of its template. Raise DatasetError if there is no template."""
+        """Set the tokenizer and the arguments of its template. Raise DatasetError if there is no
+        template.
+        """
         self.tokenizer = tokenizer
         # One time for all: renderings are compared, and some templates show the seconds.
         self._kwargs = {"strftime_now": datetime.now().strftime, **(template_kwargs or {})}
         template = self._kwargs.get("chat_template") or tokenizer.chat_template
         if not template:
             raise DatasetError(
-                "the tokenizer of model.path has no chat template; use an instruction-tuned model, or set "
-                "data.apply_chat_template_kwargs.chat_template"
+                "the tokenizer of model.path has no chat template; use an instruction-tuned model, "
+                "or set data.apply_chat_template_kwargs.chat_template"
             )
 
     def text(self, messages: Sequence[ChatMessage], tools: Tools = None, *, prompt: bool = False) -> str:
@@ -61,8 +63,8 @@ class Rendering:
         return self._text(self._in_form(messages), tools, prompt)
 
     def marked(self, messages: Sequence[ChatMessage], tools: Tools = None) -> list[tuple[int, int]] | None:
-        """Return the places that the template marks as generated, from character to character; None for one
-        without marks.
+        """Return the places that the template marks as generated, from character to character; None
+        for one without marks.
         """
         template = self._kwargs.get("chat_template") or self.tokenizer.get_chat_template(
             None, None if tools is None else [dict(tool) for tool in tools]
@@ -80,12 +82,12 @@ class Rendering:
 
     @cached_property
     def closing(self) -> str:
-        """The text after the end of a reply that only the end of a conversation has, or that separates
-        messages.
+        """The text after the end of a reply that only the end of a conversation has, or that
+        separates messages.
 
         Raises:
-            DatasetError: it is the beginning of another message, which the template shows without being
-                asked.
+            DatasetError: it is the beginning of another message, which the template shows without
+                being asked.
         """
         reply = {"role": "assistant", "content": _MARK}
         try:
@@ -107,7 +109,9 @@ class Rendering:
         return any(match.end() == len(text) for match in self._special.finditer(text))
 
     def first_token(self, text: str) -> str:
-        """Return the special token with which a text begins, after white space; empty where there is none."""
+        """Return the special token with which a text begins, after white space; empty where there
+        is none.
+        """
         match = self._special.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
@@ -120,7 +124,9 @@ class Rendering:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether a text is shown only as a list of parts, as templates of models with images may want it."""
+        """Whether a text is shown only as a list of parts, as templates of models with images may
+        want it.
+        """
         for content in (_MARK, [{"type": "text", "text": _MARK}]):
             try:
                 if _MARK in self._text([{"role": "user", "content": content}], None, prompt=True):
@@ -131,7 +137,9 @@ class Rendering:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """The special tokens, and the end-of-text token where the tokenizer does not count it as one."""
+        """The special tokens, and the end-of-text token where the tokenizer does not count it as
+        one.
+        """
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         tokens = {*added, *self.tokenizer.all_special_tokens, self.tokenizer.eos_token or ""} - {""}
         return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
@@ -161,11 +169,11 @@ class Rendering:
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
-        """How this template wants calls: whether their arguments are JSON text, and whether an empty content
-        is None.
+        """How this template wants calls: whether their arguments are JSON text, and whether an
+        empty content is None.
 
-        It is found by showing a call in each form: some templates put the arguments behind a text, others
-        encode them.
+        It is found by showing a call in each form: some templates put the arguments behind a text,
+        others encode them.
         """
         call = {
             "id": "call00000",

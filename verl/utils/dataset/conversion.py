@@ -20,8 +20,8 @@ class Conversion:
     """
 
     def __init__(self, where: str, skip_incomplete: bool = False) -> None:
-        """Set the name of the source, and whether rows that lack something are dropped instead of being an
-        error.
+        """Set the name of the source, and whether rows that lack something are dropped instead of
+        being an error.
         """
         self.rows: list[Row] = []
         self._where = where

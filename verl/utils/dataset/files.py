@@ -51,7 +51,9 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
-    """Write rows as parquet or jsonl (by suffix) to a temporary file, rename it, and return the path."""
+    """Write rows as parquet or jsonl (by suffix) to a temporary file, rename it, and return the
+    path.
+    """
     file = Path(path).expanduser()
     if file.suffix not in (".parquet", ".jsonl"):
         raise DatasetError(f"{file}: rows are written as .parquet or .jsonl, not {file.suffix!r}")
@@ -89,8 +91,8 @@ def _read_parquet(file: Path) -> list[Row]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a cell without the null fields of its structs: a field that one row has is null in all rows that
-    lack it.
+    """Return a cell without the null fields of its structs: a field that one row has is null in all
+    rows that lack it.
     """
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
@@ -133,8 +135,8 @@ def _decoded(file: Path, content: bytes, line: int) -> str:
     except UnicodeDecodeError as error:
         line += content[: error.start].count(b"\n")
         raise DatasetError(
-            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file, e.g. "
-            "with iconv -t UTF-8"
+            f"{file}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert the "
+            "file, e.g. with iconv -t UTF-8"
         ) from error
 
 

@@ -30,7 +30,8 @@ class LoaderState(TypedDict):
 class TaskLoader:
     """Iterating yields the rest of the current epoch as lists of `batch_size` tasks.
 
-    The order of an epoch is a function of (seed, epoch) alone, so a checkpoint needs only the position.
+    The order of an epoch is a function of (seed, epoch) alone, so a checkpoint needs only the
+    position.
 
     Args:
         source: tasks by index, e.g. `RLHFDataset`.
@@ -61,8 +62,8 @@ class TaskLoader:
         self.epoch = self.position = 0
         if drop_last and self.size < self.batch_size:
             raise DatasetError(
-                f"{self.size} tasks do not fill one batch of data.train_batch_size={self.batch_size}; lower "
-                "it or add tasks"
+                f"{self.size} tasks do not fill one batch of "
+                f"data.train_batch_size={self.batch_size}; lower it or add tasks"
             )
 
     def __len__(self) -> int:
@@ -82,11 +83,12 @@ class TaskLoader:
             yield [self.source[int(task_index)] for task_index in task_indices]
 
     def take(self, count: int, exclude: Collection[int] = ()) -> list[int]:
-        """Draw the next `count` distinct tasks that are not in `exclude` and return their indices in
-        `source`.
+        """Draw the next `count` distinct tasks that are not in `exclude` and return their indices
+        in `source`.
 
-        Continues into the next epoch, to its end at most: with too few tasks the list is shorter, with none
-        it is empty and the position does not change. Excluded tasks that are passed over count as drawn.
+        Continues into the next epoch, to its end at most: with too few tasks the list is shorter,
+        with none it is empty and the position does not change. Excluded tasks that are passed over
+        count as drawn.
         """
         task_indices: list[int] = []
         passed = set(exclude)
@@ -100,8 +102,8 @@ class TaskLoader:
         return task_indices
 
     def _following(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the task indices from here to the end of the next epoch, each with the (epoch, position)
-        after it.
+        """Yield the task indices from here to the end of the next epoch, each with the (epoch,
+        position) after it.
         """
         end = len(self) * self.batch_size
         for epoch, start in ((self.epoch, self.position), (self.epoch + 1, 0)):
@@ -126,7 +128,9 @@ class TaskLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position of a `state_dict`. Raises DatasetError when the data or its order differs."""
+        """Restore the position of a `state_dict`. Raises DatasetError when the data or its order
+        differs.
+        """
         mine = self.state_dict()
         for name, fix in (
             ("size", "data.train_files and data.train_max_samples"),
@@ -135,15 +139,16 @@ class TaskLoader:
         ):
             if state[name] != mine[name]:
                 raise DatasetError(
-                    f"the checkpoint's data had {name}={state[name]!r}, this run has {mine[name]!r}: restore "
-                    f"{fix}"
+                    f"the checkpoint's data had {name}={state[name]!r}, this run has "
+                    f"{mine[name]!r}: restore {fix}"
                 )
         self.epoch = int(state["epoch"])
         self.position = int(state["position"])
 
 
 def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
-    """Return the columns of a batch: tensors are stacked, other values become an object array [bsz].
+    """Return the columns of a batch: tensors are stacked, other values become an object array
+    [bsz].
 
     Raises:
         DatasetError: rows with different columns.
@@ -161,7 +166,8 @@ def collate_fn(rows: Sequence[Row]) -> dict[str, torch.Tensor | np.ndarray]:
         if all(isinstance(value, torch.Tensor) for value in values):
             columns[name] = torch.stack(values)
         else:
-            # Filled one by one, because np.array would make a second dimension of lists of equal length.
+            # Filled one by one, because np.array would make a second dimension of lists of equal
+            # length.
             columns[name] = np.empty(len(values), dtype=object)
             for position, value in enumerate(values):
                 columns[name][position] = value

@@ -1,5 +1,5 @@
-"""Chat messages of a row in the forms in which people store them, as the one form that chat templates
-read.
+"""Chat messages of a row in the forms in which people store them, as the one form that chat
+templates read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
 
 
 def parse_stored(value: Any) -> Any:
-    """Return the object or list of a cell that holds it as JSON text, as JSON text of such text, or as
-    Python prints it; any other value as it is.
+    """Return the object or list of a cell that holds it as JSON text, as JSON text of such text, or
+    as Python prints it; any other value as it is.
     """
     if not isinstance(value, str):
         return value
@@ -61,8 +61,8 @@ def _holds_objects(value: Any) -> bool:
 
 
 def read_messages(value: Any, where: str) -> list[ChatMessage]:
-    """Return the messages of a cell: null fields left out, contents as text, arguments of tool calls as
-    objects.
+    """Return the messages of a cell: null fields left out, contents as text, arguments of tool
+    calls as objects.
 
     Raises:
         DatasetError: no messages, or one that no template can show; it begins with `where`.
@@ -87,8 +87,8 @@ def read_object(value: Any, where: str) -> Any:
 
 
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Return the schemas of a cell: a list of objects, its JSON text, or nothing. Raise DatasetError for
-    anything else.
+    """Return the schemas of a cell: a list of objects, its JSON text, or nothing. Raise
+    DatasetError for anything else.
     """
     if not value:
         return None
@@ -110,8 +110,8 @@ def check_text(value: Any, where: str) -> None:
         except UnicodeEncodeError as error:
             excerpt = value[max(0, error.start - 20) : error.end + 20]
             raise DatasetError(
-                f"{where}: {excerpt!a} holds half of a surrogate pair, which is no character; write both "
-                "halves, or leave it out"
+                f"{where}: {excerpt!a} holds half of a surrogate pair, which is no character; "
+                "write both halves, or leave it out"
             ) from error
     elif isinstance(value, Mapping):
         for name, item in value.items():
@@ -160,8 +160,8 @@ def _content(message: ChatMessage, where: str) -> str:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call whose arguments are an object, where they are the JSON text of one (the form of
-    OpenAI's API).
+    """Return a tool call whose arguments are an object, where they are the JSON text of one (the
+    form of OpenAI's API).
     """
     call_fields = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := call_fields.get("function"), dict):

@@ -41,25 +41,25 @@ class PromptMeasure:
 class RLHFDataset(Dataset[Any]):
     """Rows in verl's schema, in file order.
 
-    A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`, `ground_truth`) and
-    `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position over all files before
-    filtering) and `task_id` (`<data_source>:<index>`), so that the name of a task does not depend on the
-    filter.
+    A row is `data_source`, `prompt` (chat messages), `ability`, `reward_model` (`style`,
+    `ground_truth`) and `extra_info`. Every row gets `raw_prompt` (its messages), `index` (position
+    over all files before filtering) and `task_id` (`<data_source>:<index>`), so that the name of a
+    task does not depend on the filter.
 
     Args:
         data_files: one path or several, parquet, jsonl or json.
         tokenizer: measures prompts in tokens; None skips the filter.
         config: `prompt_key`, `max_prompt_length` and `filter_overlong_prompts` are read.
         max_samples: maximum number of rows to keep after filtering; -1 keeps all.
-        measures: limits of a row, e.g. of the first prompt of every agent; without any, the row's own
-            messages are measured.
+        measures: limits of a row, e.g. of the first prompt of every agent; without any, the row's
+            own messages are measured.
         needs_ground_truth: whether a row without `reward_model.ground_truth` is an error; False for
             environments that do not need it.
         convert: makes what indexing returns of a row; a copy of the row without one.
 
     Raises:
-        DatasetError: a missing file, a row without messages or a required ground truth (named by file and
-            row), a prompt that is too long while the filter is off, or no row left.
+        DatasetError: a missing file, a row without messages or a required ground truth (named by
+            file and row), a prompt that is too long while the filter is off, or no row left.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class RLHFDataset(Dataset[Any]):
         self.num_overlong = len(rows) - len(fitting_rows)
         if not fitting_rows:
             raise DatasetError(
-                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt templates "
-                f"around them, are longer than {_limit(min(measure.limit for measure in measures), config)}; "
-                "raise it"
+                f"all {len(rows)} prompts of {', '.join(self.data_files)}, with the agents' prompt "
+                "templates around them, are longer than "
+                f"{_limit(min(measure.limit for measure in measures), config)}; raise it"
             )
         if self.num_overlong:
             logger.warning(
@@ -166,8 +166,8 @@ class RLHFDataset(Dataset[Any]):
         return [row for row, fit in zip(rows, fits, strict=True) if fit]
 
     def _measured(self, measure: PromptMeasure, rows: Sequence[Row]) -> Sequence[int]:
-        """Return the lengths of prompts. Raise DatasetError naming the row whose messages the chat template
-        refuses.
+        """Return the lengths of prompts. Raise DatasetError naming the row whose messages the chat
+        template refuses.
         """
         try:
             return measure.lengths(rows)
@@ -184,7 +184,9 @@ class RLHFDataset(Dataset[Any]):
 
 
 def _says_nothing(truth: Any) -> bool:
-    """Return whether a ground truth is none: blanks, NaN (a missing cell of pandas), or a list of such."""
+    """Return whether a ground truth is none: blanks, NaN (a missing cell of pandas), or a list of
+    such.
+    """
     if isinstance(truth, (list, tuple)):
         return all(map(_says_nothing, truth))
     if isinstance(truth, str):
@@ -199,7 +201,9 @@ def _limit(tokens: int, config: DataConfig) -> str:
 
 
 def own_messages(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PromptMeasure:
-    """Return the measure of a row's messages alone, with the chat template and its generation prompt."""
+    """Return the measure of a row's messages alone, with the chat template and its generation
+    prompt.
+    """
 
     def lengths(rows: Sequence[Row]) -> list[int]:
         return prompt_lengths(
@@ -214,12 +218,14 @@ def prompt_lengths(
     tokenizer: PreTrainedTokenizerBase,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the number of tokens of each conversation, with the chat template and its generation prompt."""
+    """Return the number of tokens of each conversation, with the chat template and its generation
+    prompt.
+    """
     more = {**template_clock(), **(template_kwargs or {})}
     texts = [
         tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more)
         for messages in prompts
     ]
-    # The template has added the special tokens; adding them again would count (and later train on) each
-    # twice.
+    # The template has added the special tokens; adding them again would count (and later train on)
+    # each twice.
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 from urllib.parse import urlsplit
 
-# Module of this package with a class `<Name>Backend` -> the package that it needs. They open in this order:
-# the console last, so that its bar is not shown when another one fails.
+# Module of this package with a class `<Name>Backend` -> the package that it needs. They open in
+# this order: the console last, so that its bar is not shown when another one fails.
 BACKENDS: dict[str, Optional[str]] = {
     "jsonl": None,
     "tensorboard": "tensorboard",
@@ -23,8 +23,8 @@ BACKENDS: dict[str, Optional[str]] = {
 class RunInfo:
     """The facts of a run that backends need.
 
-    `resume_step` is the step of the checkpoint resumed from, None in a fresh run; `total_steps` is 0 when
-    unknown.
+    `resume_step` is the step of the checkpoint resumed from, None in a fresh run; `total_steps` is
+    0 when unknown.
     """
 
     project_name: str
@@ -46,8 +46,8 @@ class Backend(Protocol):
 
 
 def check_backends(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown or repeated name, or wandb without an API key, and ModuleNotFoundError
-    for a missing package.
+    """Raise ValueError for an unknown or repeated name, or wandb without an API key, and
+    ModuleNotFoundError for a missing package.
     """
     for name in names:
         if name not in BACKENDS:
@@ -55,21 +55,21 @@ def check_backends(names: Sequence[str]) -> None:
         package = BACKENDS[name]
         if package is not None and importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
-                f"trainer.logger has {name!r}, but the package {package!r} is not installed; pip install "
-                f"{package}, or leave {name!r} out"
+                f"trainer.logger has {name!r}, but the package {package!r} is not installed; pip "
+                f"install {package}, or leave {name!r} out"
             )
     if len(set(names)) != len(names):
         raise ValueError(f"trainer.logger names a backend twice: {list(names)}")
     if "wandb" in names and not _wandb_can_start():
         raise ValueError(
-            "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set WANDB_API_KEY, or "
-            "set WANDB_MODE=offline to keep metrics in the run's folder"
+            "trainer.logger has 'wandb', but there is no API key: run `wandb login`, set "
+            "WANDB_API_KEY, or set WANDB_MODE=offline to keep metrics in the run's folder"
         )
 
 
 def _wandb_can_start() -> bool:
-    """Return whether wandb starts without asking for a key: it is offline, or the environment or the netrc
-    file has one.
+    """Return whether wandb starts without asking for a key: it is offline, or the environment or
+    the netrc file has one.
     """
     if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared"):
         return True

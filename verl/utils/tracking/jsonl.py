@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of `path`, without a last line truncated by a crash. Raises ValueError for any other
-    line that is not a row.
+    """Return the rows of `path`, without a last line truncated by a crash. Raises ValueError for
+    any other line that is not a row.
     """
     rows = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -48,9 +48,9 @@ def back_up(path: Path) -> Path:
 class JsonlBackend:
     """Writes `run_dir/metrics.jsonl`; every line is on disk when `log` returns.
 
-    A second `log` of the last step adds to its line. Resuming drops the lines after the resumed step, which
-    will be written again; a fresh run starts a new file. Dropped lines are kept in `metrics.<n>.jsonl`. NaN
-    and infinity, which JSON does not have, become null.
+    A second `log` of the last step adds to its line. Resuming drops the lines after the resumed
+    step, which will be written again; a fresh run starts a new file. Dropped lines are kept in
+    `metrics.<n>.jsonl`. NaN and infinity, which JSON does not have, become null.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -87,8 +87,8 @@ class JsonlBackend:
             self._last_offset = sum(map(len, lines[:-1]))
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Append the line of `step`, or add to the last line; raises ValueError for a step before the last
-        one.
+        """Append the line of `step`, or add to the last line; raises ValueError for a step before
+        the last one.
         """
         row = {key: value if math.isfinite(value) else None for key, value in data.items()}
         last_step = self._last.get("step")

@@ -23,8 +23,8 @@ def open_backend(name: str, run: RunInfo) -> Backend:
 
 
 def to_number(name: str, value: Any) -> float:
-    """Return `value` as a Python number; accepts numbers, numpy scalars and 0-dimensional tensors, raises
-    TypeError for others.
+    """Return `value` as a Python number; accepts numbers, numpy scalars and 0-dimensional tensors,
+    raises TypeError for others.
     """
     if (
         not isinstance(value, Real)
@@ -36,8 +36,8 @@ def to_number(name: str, value: Any) -> float:
         value = float(value)
     if not isinstance(value, (int, float)):
         raise TypeError(
-            f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it before "
-            "logging"
+            f"metric {name!r} is {type(value).__name__} {value!r}; expected one number, reduce it "
+            "before logging"
         )
     return value
 
@@ -45,10 +45,11 @@ def to_number(name: str, value: Any) -> float:
 class Tracking:
     """Sends metrics to `default_backend`: a name of `BACKENDS`, or several.
 
-    Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at `start`, or at
-    the first `log`: until then `resume` may set the step after which an earlier run continues. Raises
-    ValueError for an unknown backend and ModuleNotFoundError for one whose package is missing, before
-    anything is written. A disk that is full or refuses is a DiskError that names what the backend writes.
+    Files go under `run_dir` (default `outputs/<project>/<experiment>`). The backends open at
+    `start`, or at the first `log`: until then `resume` may set the step after which an earlier run
+    continues. Raises ValueError for an unknown backend and ModuleNotFoundError for one whose
+    package is missing, before anything is written. A disk that is full or refuses is a DiskError
+    that names what the backend writes.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Tracking:
         self.backends: dict[str, Backend] = {}
 
     def resume(self, step: int) -> None:
-        """Continue the earlier run in `run_dir` after `step`: its later steps are dropped. RuntimeError when
-        already started.
+        """Continue the earlier run in `run_dir` after `step`: its later steps are dropped.
+        RuntimeError when already started.
         """
         if self._started:
             raise RuntimeError(
@@ -105,8 +106,8 @@ class Tracking:
     def log(
         self, data: Mapping[str, Any], step: int, backend: Union[str, Sequence[str], None] = None
     ) -> None:
-        """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to some of
-        the backends.
+        """Send `data` (metric name to one number) as the metrics of `step`; `backend` limits it to
+        some of the backends.
         """
         self.start()
         numbers = {name: to_number(name, value) for name, value in data.items()}
@@ -119,8 +120,8 @@ class Tracking:
                     destination.log(numbers, int(step))
 
     def finish(self) -> None:
-        """Flush and close every backend; may be called twice. The first failure is raised after all are
-        closed.
+        """Flush and close every backend; may be called twice. The first failure is raised after all
+        are closed.
         """
         failure: Optional[tuple[OSError, Path]] = None
         while self.backends:

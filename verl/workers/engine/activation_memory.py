@@ -1,9 +1,9 @@
-"""The memory of one training pass, counted without doing it: the model runs on tensors that have shapes and
-no numbers.
+"""The memory of one training pass, counted without doing it: the model runs on tensors that have
+shapes and no numbers.
 
-Every operation of forward and backward is run in the engine's own dtype, attention and loss, and the bytes
-that live at a time are counted, so temporary tensors and gradients are in the peak as they are in a real
-pass. It takes no memory, whatever the size of the model.
+Every operation of forward and backward is run in the engine's own dtype, attention and loss, and
+the bytes that live at a time are counted, so temporary tensors and gradients are in the peak as
+they are in a real pass. It takes no memory, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from verl.workers.engine.token_scores import token_scores
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it was last
-    set.
+    """Counts the bytes of tensors made inside it: `live` now, `peak` the most at a time since it
+    was last set.
 
     Args:
         before: tensors that exist; operations inside may return views of them.
@@ -64,8 +64,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operation on tensors without numbers, also of those for which torch has no form
-    without numbers.
+    """Return the result of an operation on tensors without numbers, also of those for which torch
+    has no form without numbers.
     """
     if func is torch.ops.aten._local_scalar_dense.default:
         # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
@@ -81,8 +81,8 @@ def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def _fused_attention() -> Iterator[None]:
-    """Let attention on tensors without numbers keep what the fused kernels keep: torch has none for them and
-    would compute all weights.
+    """Let attention on tensors without numbers keep what the fused kernels keep: torch has none for
+    them and would compute all weights.
     """
     functional: Any = F
     plain = functional.scaled_dot_product_attention
@@ -118,11 +118,11 @@ class Shape:
 
 
 class _Phases:
-    """The peaks of one counted pass: until the gradient of the last layer's output, of the first layer's
-    input, and to the end.
+    """The peaks of one counted pass: until the gradient of the last layer's output, of the first
+    layer's input, and to the end.
 
-    Between these points the bytes that live are those of all layers, so peaks before the last point grow with
-    each layer by `per_layer`.
+    Between these points the bytes that live are those of all layers, so peaks before the last point
+    grow with each layer by `per_layer`.
     """
 
     def __init__(self, counter: LiveBytes) -> None:
@@ -223,8 +223,8 @@ class TrainingMemory:
         }
 
     def of_pass(self, shape: Shape) -> int:
-        """Return the bytes that one forward and backward pass needs at its peak, besides parameters and
-        gradients of passes before it.
+        """Return the bytes that one forward and backward pass needs at its peak, besides parameters
+        and gradients of passes before it.
         """
         if shape not in self._passes:
             extra = self._inputs(shape)

@@ -1,11 +1,13 @@
-"""Attention over a packed sequence without flash-attn: rows are padded for the attention kernel only.
+"""Attention over a packed sequence without flash-attn: rows are padded for the attention kernel
+only.
 
-Everything else in the model runs on the packed tokens. Rows are grouped into buckets of similar length;
-inside a bucket they are padded on the right, so that under a causal kernel no real token attends to padding,
-no mask is needed and the result is exact.
+Everything else in the model runs on the packed tokens. Rows are grouped into buckets of similar
+length; inside a bucket they are padded on the right, so that under a causal kernel no real token
+attends to padding, no mask is needed and the result is exact.
 
-A row may also be a branch: the continuation of a path of tokens that stand elsewhere in the sequence, as the
-replies to one prompt are. Its keys are those of the path, gathered, and its own; a mask hides their padding.
+A row may also be a branch: the continuation of a path of tokens that stand elsewhere in the
+sequence, as the replies to one prompt are. Its keys are those of the path, gathered, and its own; a
+mask hides their padding.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import torch.nn.functional as F
 
 PACKED_ATTENTION = "verl_packed_sdpa"
 _BUCKET_FILL = 0.75
-# Branches of at most so many tokens share a bucket whatever their lengths: padding costs less than a call.
+# Branches of at most so many tokens share a bucket whatever their lengths: padding costs less than
+# a call.
 _SHORT_BRANCH = 16
 
 
@@ -62,7 +65,8 @@ class Bucket:
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """Return which keys each query may see, True where it may, or None where causal attention is enough.
+        """Return which keys each query may see, True where it may, or None where causal attention
+        is enough.
 
         Args:
             window: a query sees the keys less than so many tokens before it.
@@ -100,8 +104,8 @@ class PackPlan:
 
 
 def plan_packing(lengths: Sequence[int], device: torch.device) -> PackPlan:
-    """Return the plan for rows of these lengths, packed in this order (sorted by length, they need the least
-    padding).
+    """Return the plan for rows of these lengths, packed in this order (sorted by length, they need
+    the least padding).
     """
     buckets: list[Bucket] = []
     row = 0
@@ -127,8 +131,8 @@ def plan_branches(
 
     Args:
         roots: lengths of the rows that continue nothing.
-        branches: for each the index, in the packed sequence, of the tokens that it continues, and its own
-            length; sorted by both, they need the least padding.
+        branches: for each the index, in the packed sequence, of the tokens that it continues, and
+            its own length; sorted by both, they need the least padding.
         device: of the plan.
     """
     plan = plan_packing(roots, device)
@@ -193,11 +197,13 @@ def packed_attention(
     pack_plan: PackPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute causal attention inside each row of a packed sequence (transformers' attention interface).
+    """Compute causal attention inside each row of a packed sequence (transformers' attention
+    interface).
 
     Args:
         query: `[1, heads, tokens, head_dim]`; key and value likewise, with as many or fewer heads.
-        pack_plan: from `plan_packing` or `plan_branches`, passed to the model as a keyword argument.
+        pack_plan: from `plan_packing` or `plan_branches`, passed to the model as a keyword
+            argument.
 
     Returns:
         `[1, tokens, heads, head_dim]` and no attention weights.

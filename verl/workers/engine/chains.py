@@ -1,8 +1,8 @@
-"""Chains: a row whose tokens begin those of another, as an earlier reply of a conversation does, is read off
-that row's forward pass.
+"""Chains: a row whose tokens begin those of another, as an earlier reply of a conversation does, is
+read off that row's forward pass.
 
-It is the way to share tokens for models whose state cannot branch, and for rows that are padded; see
-`verl.workers.engine.trie` for rows that only begin alike. As there, the model alone sees it.
+It is the way to share tokens for models whose state cannot branch, and for rows that are padded;
+see `verl.workers.engine.trie` for rows that only begin alike. As there, the model alone sees it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 
 def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
-    """Return for every row the index of a longest row that begins with its tokens, prompt and response: its
-    own if there is no other.
+    """Return for every row the index of a longest row that begins with its tokens, prompt and
+    response: its own if there is no other.
 
-    Tokens are equal if their ids and positions are. Of rows that continue the same one differently, one reads
-    it.
+    Tokens are equal if their ids and positions are. Of rows that continue the same one differently,
+    one reads it.
 
     Args:
         rows: `input_ids`, `position_ids` and `attention_mask`, `[bsz, width]`.
@@ -48,18 +48,20 @@ def members(longest: Sequence[int]) -> dict[int, list[int]]:
 
 
 def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], torch.Tensor | None]:
-    """Return the rows that the model runs, and the index of the given rows' response tokens among theirs.
+    """Return the rows that the model runs, and the index of the given rows' response tokens among
+    theirs.
 
-    A row that is run has a response from the first token that any row needs, and a `response_mask` of all
-    that are needed.
+    A row that is run has a response from the first token that any row needs, and a `response_mask`
+    of all that are needed.
 
     Args:
         rows: `INPUT_KEYS`.
 
     Returns:
-        `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response token of
-        these, in row-major order, becomes one per unmasked response token of the given rows; None if no row
-        begins another one.
+        `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response
+            token of
+        these, in row-major order, becomes one per unmasked response token of the given rows; None
+        if no row begins another one.
     """
     hosts, owner = torch.tensor(longest_rows(rows), device=rows["input_ids"].device).unique(
         return_inverse=True

@@ -1,5 +1,5 @@
-"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of the
-response tokens.
+"""Packed and padded forward passes: from rows of a batch to log-probs and entropies, or values, of
+the response tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Scores:
     Attributes:
         log_probs: `[bsz, response_len]` fp32, differentiable unless grad is off.
         entropy: `[bsz, response_len]` fp32, in nats.
-        sum_pi_squared: `[bsz, response_len]` fp32, the sum over the vocabulary of the squared probabilities;
-            None unless asked for.
+        sum_pi_squared: `[bsz, response_len]` fp32, the sum over the vocabulary of the squared
+            probabilities; None unless asked for.
     """
 
     log_probs: torch.Tensor
@@ -66,7 +66,8 @@ def score_tokens(
 
     Args:
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
-        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are empty.
+        rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are
+            empty.
         temperature: of the sampler.
         layout: of the rows.
         sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
@@ -86,10 +87,11 @@ def score_tokens(
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout) -> torch.Tensor:
-    """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where `response_mask`
-    is zero.
+    """Run rows through a value model and return values `[bsz, response_len]` fp32, zero where
+    `response_mask` is zero.
 
-    The value of a token is the output at the position before it. Arguments are those of `score_tokens`.
+    The value of a token is the output at the position before it. Arguments are those of
+    `score_tokens`.
     """
     outputs, index = _outputs(model, rows, layout)
     values = outputs.squeeze(-1).float()
@@ -99,8 +101,8 @@ def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
 def _outputs(
     model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return outputs of the head `[count, head]`, and for each unmasked response token of the rows, in
-    row-major order, the index of the one before it; None if they are in this order.
+    """Return outputs of the head `[count, head]`, and for each unmasked response token of the rows,
+    in row-major order, the index of the one before it; None if they are in this order.
     """
     if layout.sharing == "trie":
         trie = build_trie(rows)
@@ -114,8 +116,8 @@ def _outputs(
 
 
 def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the head's output at the position before each response token, `[tokens, head]`; a language-model
-    head skips others.
+    """Return the head's output at the position before each response token, `[tokens, head]`; a
+    language-model head skips others.
     """
     attention = rows["attention_mask"].bool()
     mask = rows["response_mask"].bool()
@@ -202,8 +204,8 @@ def _without_rows(model: Any, device: torch.device) -> torch.Tensor:
 
 
 def run_head(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
-    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of a head
-    that skips none are sliced.
+    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of
+    a head that skips none are sliced.
     """
     parameters = inspect.signature(model.forward).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -48,11 +48,11 @@ class AdapterPlan:
 
 
 class FSDPEngine:
-    """A sharded model with its optimizer and schedule (none if it is a frozen reference), or with adapters
-    that have one each.
+    """A sharded model with its optimizer and schedule (none if it is a frozen reference), or with
+    adapters that have one each.
 
-    With adapters the model itself is frozen; `using` selects the adapter that is scored and trained, and
-    outside of it the base is scored.
+    With adapters the model itself is frozen; `using` selects the adapter that is scored and
+    trained, and outside of it the base is scored.
 
     Args:
         model: path of the model, and how its rows are run.
@@ -62,12 +62,14 @@ class FSDPEngine:
         loader: the kind of model: `CAUSAL_LM` for `score`, `VALUE_MODEL` for `value`.
         adapters: by name.
         seed: of the adapters' initial weights.
-        share_prefixes: run tokens that rows of a micro-batch have in common once, where that is exact.
+        share_prefixes: run tokens that rows of a micro-batch have in common once, where that is
+            exact.
 
     Raises:
         ModelPathError: the model cannot be loaded.
         LoraTargetError: an adapter does not fit the model.
-        ValueError: an unknown dtype, attention or schedule name, or an architecture that cannot be packed.
+        ValueError: an unknown dtype, attention or schedule name, or an architecture that cannot be
+            packed.
     """
 
     def __init__(
@@ -137,8 +139,8 @@ class FSDPEngine:
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Score and train this adapter inside the block; with None the base, or the model if there are no
-        adapters.
+        """Score and train this adapter inside the block; with None the base, or the model if there
+        are no adapters.
 
         Raises ValueError for an adapter that the engine does not have.
         """
@@ -221,7 +223,9 @@ class FSDPEngine:
         return [[group[row] for host in micro for row in together[hosts[host]]] for micro in plan]
 
     def shared_tokens(self, micros: Sequence[Rows]) -> float:
-        """Return the share of the tokens of some micro-batches that are not run, because rows share them."""
+        """Return the share of the tokens of some micro-batches that are not run, because rows share
+        them.
+        """
         if self.layout.sharing == "none":
             return 0.0
         tokens = run = 0
@@ -266,7 +270,8 @@ class FSDPEngine:
     def _on_all(
         self, rows: Rows, rule: MicroBatchRule, run: Callable[[Rows], tuple[torch.Tensor, ...]], count: int
     ) -> list[torch.Tensor]:
-        """Run rows in micro-batches; rows without a response token are not run, and their results are zero.
+        """Run rows in micro-batches; rows without a response token are not run, and their results
+        are zero.
 
         Returns:
             `count` tensors `[bsz, response_len]` in the order of the rows, on the CPU.
@@ -309,8 +314,8 @@ class FSDPEngine:
         return self.trainable.step(grad_clip, self.group)
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Set the total number of optimizer steps of every schedule. Raises ValueError when it is not
-        positive.
+        """Set the total number of optimizer steps of every schedule. Raises ValueError when it is
+        not positive.
         """
         for trainable in self.trainables:
             trainable.set_total_steps(total_steps)
@@ -330,8 +335,8 @@ class FSDPEngine:
         return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under PEFT's names,
-        one at a time.
+        """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under
+        PEFT's names, one at a time.
 
         All ranks must iterate together.
         """
@@ -348,7 +353,9 @@ class FSDPEngine:
         return persistent_buffers(self.model)
 
     def digest(self) -> str:
-        """Return the sha256 over names and bytes of all parameters and of the buffers of a checkpoint."""
+        """Return the sha256 over names and bytes of all parameters and of the buffers of a
+        checkpoint.
+        """
         result = hashlib.sha256()
         for name, value in self.weights():
             result.update(name.encode())

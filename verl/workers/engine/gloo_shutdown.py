@@ -1,10 +1,10 @@
-"""Shutdown of a process that was in a gloo group: wait until gloo's threads have released their tensors
-before the interpreter ends.
+"""Shutdown of a process that was in a gloo group: wait until gloo's threads have released their
+tensors before the interpreter ends.
 
-After a collective has ended, the thread that ran it releases its tensors, for which it needs the GIL. A
-thread that does so while the interpreter is being finalised is made to exit inside C++, which aborts the
-process ("terminate called without an active exception"). Destroying the group does not wait for these
-threads, because DTensor's caches keep meshes, and these their groups, alive.
+After a collective has ended, the thread that ran it releases its tensors, for which it needs the
+GIL. A thread that does so while the interpreter is being finalised is made to exit inside C++,
+which aborts the process ("terminate called without an active exception"). Destroying the group does
+not wait for these threads, because DTensor's caches keep meshes, and these their groups, alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def wait_for_threads(tasks: Path = _TASKS, limit_s: float = _LIMIT_S) -> bool:
     """Wait until gloo's threads sleep, in two consecutive checks with the GIL released in between.
 
     Args:
-        tasks: folder of this process's threads (Linux); if it does not exist, return after the two checks.
+        tasks: folder of this process's threads (Linux); if it does not exist, return after the two
+            checks.
         limit_s: time limit in seconds.
 
     Returns:

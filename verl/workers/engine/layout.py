@@ -1,5 +1,5 @@
-"""How the trainer lays out rows for a model's forward pass, so that the numbers of a row depend on that row
-alone.
+"""How the trainer lays out rows for a model's forward pass, so that the numbers of a row depend on
+that row alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ class RowLayout:
     """The layout of the rows of a micro-batch.
 
     Attributes:
-        form: `packed` is one sequence without padding, `padded` is `[rows, width]` with masked padding,
-            `equal` is `[rows, length]` with rows of one length, without padding and without a mask.
+        form: `packed` is one sequence without padding, `padded` is `[rows, width]` with masked
+            padding, `equal` is `[rows, length]` with rows of one length, without padding and
+            without a mask.
         attention: name of transformers' attention implementation.
-        limits: ascending lengths; rows of one micro-batch are on the same side of each. Ropes that switch
-            their frequencies by the longest position of a batch are exact only then.
-        sharing: how often tokens that rows have in common are run: once for each row (`none`), once for rows
-            that begin others (`chains`, see `verl.workers.engine.chains`), or once (`trie`, see
-            `verl.workers.engine.trie`).
+        limits: ascending lengths; rows of one micro-batch are on the same side of each. Ropes that
+            switch their frequencies by the longest position of a batch are exact only then.
+        sharing: how often tokens that rows have in common are run: once for each row (`none`), once
+            for rows that begin others (`chains`, see `verl.workers.engine.chains`), or once
+            (`trie`, see `verl.workers.engine.trie`).
     """
 
     form: Form
@@ -41,7 +42,9 @@ class RowLayout:
         return self.form == "packed"
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of rows that may share a micro-batch, given the number of tokens of each row."""
+        """Return the indices of rows that may share a micro-batch, given the number of tokens of
+        each row.
+        """
         if self.form != "equal" and not self.limits:
             return [list(range(len(lengths)))]
         groups: dict[int, list[int]] = {}
@@ -68,8 +71,8 @@ class RowLayout:
 
 
 class RopeState:
-    """Frequencies that rope modules change while they run, as a dynamic rope does; `reset` makes each pass
-    independent of earlier ones.
+    """Frequencies that rope modules change while they run, as a dynamic rope does; `reset` makes
+    each pass independent of earlier ones.
 
     Args:
         model: before its first forward pass.
@@ -99,7 +102,8 @@ def _state(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def rope_limits(config: Any) -> tuple[int, ...]:
-    """Return the ascending numbers of positions beyond which a model's rope may use other frequencies.
+    """Return the ascending numbers of positions beyond which a model's rope may use other
+    frequencies.
 
     Args:
         config: of the text model.

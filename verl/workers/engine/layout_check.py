@@ -1,8 +1,9 @@
-"""The layout in which a model's rows are exact, found by running a miniature of the model in several layouts.
+"""The layout in which a model's rows are exact, found by running a miniature of the model in
+several layouts.
 
-Two ways that must agree: every row alone, with eager attention, without padding and cache, is the reference;
-log-probs and entropies of a layout are compared with it. Rows are shorter and longer than the windows and
-rope limits of the miniature, stand beside each other, and are run twice.
+Two ways that must agree: every row alone, with eager attention, without padding and cache, is the
+reference; log-probs and entropies of a layout are compared with it. Rows are shorter and longer
+than the windows and rope limits of the miniature, stand beside each other, and are run twice.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FP32_BOUND = 1e-4
-# Rounding in 16 bits differs between kernels; a lost mask, window or position moves log-probs by several
-# times as much.
+# Rounding in 16 bits differs between kernels; a lost mask, window or position moves log-probs by
+# several times as much.
 ROUNDING_FACTOR = 4.0
-# Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two beyond
-# both.
+# Pairs of prompt and response: on both sides of a window of 8 and of a limit of 32 positions, two
+# beyond both.
 ROW_LENGTHS = ((3, 2), (6, 8), (20, 20), (33, 22))
-# Rows that begin like an earlier one (its index, tokens in common, response tokens behind these): another
-# reply to a prompt, replies that part later, twice, beyond the window, an earlier reply of a conversation.
+# Rows that begin like an earlier one (its index, tokens in common, response tokens behind these):
+# another reply to a prompt, replies that part later, twice, beyond the window, an earlier reply of
+# a conversation.
 BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 
 # Of these, for a model with its own weights, whose windows and limits no short row reaches.
@@ -41,7 +43,9 @@ OWN_ROWS = (0, 1, 2, 4)
 
 
 class LayoutError(ValueError):
-    """A model whose rows are exact in no layout that the configuration allows; the message is one line."""
+    """A model whose rows are exact in no layout that the configuration allows; the message is one
+    line.
+    """
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class LayoutChoice:
 
     Attributes:
         layout: for the whole model; its limits are those of the model's own configuration.
-        difference: largest difference of log-probs and entropies from rows run alone, in nats; NaN if no
-            miniature can be run.
+        difference: largest difference of log-probs and entropies from rows run alone, in nats; NaN
+            if no miniature can be run.
         rejected: faster layouts with the reason why each is not used, best first.
     """
 
@@ -94,8 +98,8 @@ def choose_layout(
         share_prefixes: also try layouts in which tokens that rows have in common are run once.
 
     Raises:
-        LayoutError: no layout is exact; the message says by how much each differs, and which keys allow
-            another.
+        LayoutError: no layout is exact; the message says by how much each differs, and which keys
+            allow another.
     """
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
     choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, share_prefixes)
@@ -105,23 +109,23 @@ def choose_layout(
 
 
 def training_randomness(config: Any) -> str | None:
-    """Return one line if a model draws random numbers in transformers' training mode, which the trainer does
-    not use; else None.
+    """Return one line if a model draws random numbers in transformers' training mode, which the
+    trainer does not use; else None.
     """
     difference = _randomness(config)
     if difference < FP32_BOUND:
         return None
     return (
-        f"dropout or other random numbers of training mode would move log-probs by up to {difference:.2g}; "
-        "they are off, because ratios compare equal networks"
+        "dropout or other random numbers of training mode would move log-probs by up to "
+        f"{difference:.2g}; they are off, because ratios compare equal networks"
     )
 
 
 @once_per_configuration
 @one_thread()
 def _randomness(config: Any) -> float:
-    """Return the largest difference of log-probs and entropies between training and evaluation mode; 0 if
-    neither can be run.
+    """Return the largest difference of log-probs and entropies between training and evaluation
+    mode; 0 if neither can be run.
     """
     try:
         return _Trial(config, "cpu").randomness()
@@ -196,8 +200,9 @@ def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype
 def _layouts(
     removal: str, attention: str, flash: bool, limits: tuple[int, ...], share_prefixes: bool
 ) -> Iterator[RowLayout]:
-    """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope treats
-    differently, then equal ones; each with shared tokens run once before without, if that is wanted.
+    """Yield the allowed layouts, fastest first: rows of any lengths, then those apart that a rope
+    treats differently, then equal ones; each with shared tokens run once before without, if that is
+    wanted.
     """
     kernels = (
         [attention] if attention != AUTO else [*(["flash_attention_2"] if flash else []), "sdpa", "eager"]
@@ -246,8 +251,8 @@ class _Trial:
         return self._alone
 
     def windows_beyond_rows(self) -> str:
-        """Return the windows that the miniature could not shrink below the longest row, as `name=tokens`;
-        empty if there are none.
+        """Return the windows that the miniature could not shrink below the longest row, as
+        `name=tokens`; empty if there are none.
         """
         longest = max(prompt + response for prompt, response in ROW_LENGTHS)
         fields = self._small.get_text_config().to_dict()
@@ -261,8 +266,8 @@ class _Trial:
         )
 
     def difference(self, layout: RowLayout) -> tuple[float, str]:
-        """Return the largest difference of a layout from the reference, and why the layout cannot be used
-        (empty if it can).
+        """Return the largest difference of a layout from the reference, and why the layout cannot
+        be used (empty if it can).
         """
         dtype = torch.bfloat16 if layout.attention == "flash_attention_2" else torch.float32
         try:
@@ -339,11 +344,12 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
-    """Return the largest difference of log-probs and entropies between a layout and rows run alone, for a
-    model with its own weights.
+    """Return the largest difference of log-probs and entropies between a layout and rows run alone,
+    for a model with its own weights.
 
     Args:
-        load: returns the model, in fp32 and `eval` mode, for the name of an attention implementation.
+        load: returns the model, in fp32 and `eval` mode, for the name of an attention
+            implementation.
         layout: as it is used.
     """
     results = []
@@ -378,8 +384,8 @@ def attention_name(layout: RowLayout) -> str:
 
 
 def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
-    """Return rows (the `INPUT_KEYS`) for a check: short ones, several of different lengths beyond the limits
-    of a miniature (`ROW_LENGTHS`), and some that begin like these (`BRANCHES`).
+    """Return rows (the `INPUT_KEYS`) for a check: short ones, several of different lengths beyond
+    the limits of a miniature (`ROW_LENGTHS`), and some that begin like these (`BRANCHES`).
 
     Args:
         vocab_size: token ids are below it.

@@ -1,5 +1,5 @@
-"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a model, not
-one per rank.
+"""One rank reads a checkpoint, every rank gets its shard: host memory holds one whole copy of a
+model, not one per rank.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from verl.workers.engine.sharding import local
 def load_sharded(
     load: Callable[[], Any], build: Callable[[], Any], shard: Callable[[Any], Any], mesh: DeviceMesh
 ) -> Any:
-    """Return the sharded model with the parameters and buffers that the first rank loaded; all ranks must
-    call this together.
+    """Return the sharded model with the parameters and buffers that the first rank loaded; all
+    ranks must call this together.
 
     Args:
         load: makes the model with its weights; called on the first rank only.
@@ -29,8 +29,8 @@ def load_sharded(
         mesh: one-dimensional mesh of the worker group.
 
     Raises:
-        ModelPathError: a rank could not make its model; a rank whose own error is of another class raises
-            that instead.
+        ModelPathError: a rank could not make its model; a rank whose own error is of another class
+            raises that instead.
     """
     if mesh.size() == 1:
         return shard(load())
@@ -51,8 +51,8 @@ def load_sharded(
 
 
 def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
-    """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits for weights
-    of a failed one.
+    """Return the result of `make` if it succeeds on all ranks, else raise, so that no rank waits
+    for weights of a failed one.
     """
     network = None
     raised = None
@@ -85,8 +85,8 @@ def _broadcast_parameter(parameter: torch.Tensor, value: torch.Tensor, mesh: Dev
 
 
 def _broadcast_buffer(buffer: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Broadcast the first rank's buffer, which a checkpoint may hold; as bytes, because gloo does not support
-    booleans.
+    """Broadcast the first rank's buffer, which a checkpoint may hold; as bytes, because gloo does
+    not support booleans.
     """
     value = buffer.contiguous()
     dist.broadcast(value.reshape(-1).view(torch.uint8), group=mesh.get_group(), group_src=0)

@@ -19,8 +19,8 @@ class MicroBatchRule:
     """How rows are split.
 
     Attributes:
-        token_budget: maximum number of tokens of one micro-batch (padding included when not packed), or None
-            to split by rows.
+        token_budget: maximum number of tokens of one micro-batch (padding included when not
+            packed), or None to split by rows.
         rows: maximum number of rows of one micro-batch without a token budget.
         packed: rows are run without padding, so that only their own tokens count.
     """
@@ -36,7 +36,8 @@ class MicroBatchRule:
 
 
 def plan_micro_batches(lengths: Sequence[int], rule: MicroBatchRule) -> list[list[int]]:
-    """Return the row indices of each micro-batch, longest row first; a row over the budget runs alone.
+    """Return the row indices of each micro-batch, longest row first; a row over the budget runs
+    alone.
 
     With a budget and packing, micro-batches hold about equally many tokens (Karmarkar-Karp).
     """
@@ -73,7 +74,9 @@ def _balance(order: list[int], lengths: Sequence[int], budget: int) -> list[list
 
 
 def same_count(count: int, group: dist.ProcessGroup | None, device: torch.device) -> int:
-    """Return the largest `count` over the ranks, so that all of them run the same number of collectives."""
+    """Return the largest `count` over the ranks, so that all of them run the same number of
+    collectives.
+    """
     if dist.get_world_size(group) == 1:
         return count
     value = torch.tensor(count, device=device)

@@ -28,7 +28,9 @@ def move_optimizer_state(optimizer: torch.optim.Optimizer, device: str) -> None:
 
 @contextmanager
 def on_device(model: Any, device: str, offload: bool) -> Iterator[None]:
-    """Keep the parameters on `device` inside the block, and in host memory after it if `offload` is set."""
+    """Keep the parameters on `device` inside the block, and in host memory after it if `offload` is
+    set.
+    """
     if not offload or device == "cpu":
         yield
         return

@@ -16,10 +16,11 @@ from verl.workers.engine.sharding import local
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate as a function of the optimizer step, so that the step number is its whole state.
+    """Learning rate as a function of the optimizer step, so that the step number is its whole
+    state.
 
-    Step 0 is the first update: with `w` warm-up steps it runs at `lr / w`, and step `w - 1` at the peak.
-    `linear` and `cosine` then decay to `min_lr_ratio * lr` at the last of `total_steps`.
+    Step 0 is the first update: with `w` warm-up steps it runs at `lr / w`, and step `w - 1` at the
+    peak. `linear` and `cosine` then decay to `min_lr_ratio * lr` at the last of `total_steps`.
 
     Raises:
         ValueError: unknown schedule, or one that needs the total number of steps without it.
@@ -63,16 +64,16 @@ class Schedule:
         total = self.config.total_training_steps if self.config.total_training_steps > 0 else self.total_steps
         if total < 1:
             raise ValueError(
-                f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with lr_warmup_steps_ratio="
-                f"{self.config.lr_warmup_steps_ratio} needs the total steps: call set_total_training_steps "
-                "or set total_training_steps"
+                f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with "
+                f"lr_warmup_steps_ratio={self.config.lr_warmup_steps_ratio} needs the total steps: "
+                "call set_total_training_steps or set total_training_steps"
             )
         return total
 
 
 def build_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when `betas` is
-    not a pair.
+    """Return AdamW over the (sharded) parameters that require a gradient. Raises ValueError when
+    `betas` is not a pair.
     """
     if len(config.betas) != 2:
         raise ValueError(f"optim.betas={config.betas}: expected two numbers")
@@ -103,8 +104,8 @@ def init_state(optimizer: torch.optim.Optimizer) -> None:
 def clip_gradients(
     parameters: Iterable[torch.nn.Parameter], max_norm: float, group: dist.ProcessGroup
 ) -> float:
-    """Scale gradients to a norm of at most `max_norm` over all ranks' shards and return the norm before; skip
-    non-finite norms.
+    """Scale gradients to a norm of at most `max_norm` over all ranks' shards and return the norm
+    before; skip non-finite norms.
     """
     grads = [local(p.grad) for p in parameters if p.grad is not None]
     grads = [g for g in grads if g.numel()]

@@ -1,5 +1,5 @@
-"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole, independent of the split
-into micro-batches.
+"""PPO-style update of one policy: mini-batches of rows, each normalised as a whole, independent of
+the split into micro-batches.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class UpdatePlan(StepPlan):
 
     Attributes:
         temperature: of the sampler.
-        on_policy: the rows were sampled with the current weights, so that old log-probs may be left out.
-        rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are the
-            sampler's and the loss is `bypass_mode`.
-        agents: slugs of the agents that share the policy, indexed by `agent_index` of the rows; empty for no
-            metrics per agent.
+        on_policy: the rows were sampled with the current weights, so that old log-probs may be left
+            out.
+        rollout_correction: `algorithm.rollout_correction`; in its bypass mode `old_log_probs` are
+            the sampler's and the loss is `bypass_mode`.
+        agents: slugs of the agents that share the policy, indexed by `agent_index` of the rows;
+            empty for no metrics per agent.
     """
 
     temperature: float
@@ -57,17 +58,18 @@ def update_policy(
 ) -> dict[str, float]:
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
-    If no pass before the update measured the gap between sampler and trainer (on policy, bypass), it is
-    measured in the first step.
+    If no pass before the update measured the gap between sampler and trainer (on policy, bypass),
+    it is measured in the first step.
 
     Args:
-        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the KL loss,
-            and optionally `rollout_is_weights`; all `[bsz, response_len]`. Optionally `row_weights` `[bsz]`,
-            and `agent_index` `[bsz]` if the plan names agents. Rows without a response token are left out.
+        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the
+            KL loss, and optionally `rollout_is_weights`; all `[bsz, response_len]`. Optionally
+            `row_weights` `[bsz]`, and `agent_index` `[bsz]` if the plan names agents. Rows without
+            a response token are left out.
 
     Raises:
-        ValueError: a column is missing, on-policy rows are to be used for more than one optimizer step, or
-            weights of rows are negative or not finite.
+        ValueError: a column is missing, on-policy rows are to be used for more than one optimizer
+            step, or weights of rows are negative or not finite.
     """
     needed = _columns(config, rows, plan)
     unmeasured = plan.bypass or "old_log_probs" not in rows
@@ -92,13 +94,14 @@ def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
         needed.append("old_log_probs")
     elif not plan.on_policy:
         raise ValueError(
-            "update_actor needs old_log_probs; call compute_log_prob first, or set meta_info['on_policy'] "
-            "for fresh samples"
+            "update_actor needs old_log_probs; call compute_log_prob first, or set "
+            "meta_info['on_policy'] for fresh samples"
         )
     elif plan.num_mini_batches * config.ppo_epochs > 1:
         raise ValueError(
-            f"on-policy rows without old_log_probs allow one optimizer step, not {plan.num_mini_batches} "
-            f"mini-batches x {config.ppo_epochs} epochs; call compute_log_prob first"
+            "on-policy rows without old_log_probs allow one optimizer step, not "
+            f"{plan.num_mini_batches} mini-batches x {config.ppo_epochs} epochs; call "
+            "compute_log_prob first"
         )
     if config.use_kl_loss:
         needed.append("ref_log_prob")
@@ -171,8 +174,8 @@ class _PolicyLoss:
 
     @torch.no_grad()
     def _mini_batch(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> MiniBatch:
-        """Return this rank's rows in the order of its micro-batches, with their log-probs under the current
-        weights.
+        """Return this rank's rows in the order of its micro-batches, with their log-probs under the
+        current weights.
         """
         log_prob = torch.cat(
             [self._engine.score(micro, self._plan.temperature).log_probs for micro in micros]
@@ -190,8 +193,8 @@ class _PolicyLoss:
         )
 
     def loss(self, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected to every
-        parameter.
+        """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected
+        to every parameter.
         """
         scores = self._engine.score(micro, self._plan.temperature)
         prepared = {
@@ -229,8 +232,8 @@ class _PolicyLoss:
         return loss, metrics
 
     def _add_agents(self, micro: Rows, log_prob: torch.Tensor, entropy: torch.Tensor) -> None:
-        """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has no
-        gradient, for any loss.
+        """Add the metrics per agent; the clipped fraction counts tokens where PPO's objective has
+        no gradient, for any loss.
         """
         log_ratio = log_prob - micro.get("old_log_probs", log_prob)
         advantages = micro["advantages"]
@@ -241,14 +244,16 @@ class _PolicyLoss:
         self.agents.add(micro["agent_index"], micro["response_mask"], entropy, -log_ratio, clipped.float())
 
     def _measure(self, log_prob: torch.Tensor, mask: torch.Tensor, micros: Sequence[Rows]) -> None:
-        """In the first step, add the gap of these micro-batches before any of their tokens are masked."""
+        """In the first step, add the gap of these micro-batches before any of their tokens are
+        masked.
+        """
         if self._measure_gap and self._steps == 1:
             sampler = torch.cat([micro["rollout_log_probs"] for micro in micros])
             self._gap += sampler_gap(log_prob, sampler, mask, self._threshold)
 
     def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """Return the gap between sampler and trainer if it was measured here, and the share of tokens that a
-        preparation masked.
+        """Return the gap between sampler and trainer if it was measured here, and the share of
+        tokens that a preparation masked.
         """
         metrics = {}
         if self._measure_gap:

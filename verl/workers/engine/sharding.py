@@ -23,10 +23,11 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
-    """Join the process group of the worker group (creating it if needed) and return a one-dimensional mesh.
+    """Join the process group of the worker group (creating it if needed) and return a
+    one-dimensional mesh.
 
-    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at 127.0.0.1 it
-    listens on loopback only.
+    A group of more than one rank reads MASTER_ADDR and MASTER_PORT from the environment; at
+    127.0.0.1 it listens on loopback only.
 
     Raises:
         ValueError: unknown device.
@@ -53,8 +54,8 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
 
 
 def _store(rank: int, world_size: int) -> dist.Store | None:
-    """Return the rendezvous store of the ranks; None for torch's own, which listens on every interface
-    without a password.
+    """Return the rendezvous store of the ranks; None for torch's own, which listens on every
+    interface without a password.
     """
     if world_size == 1:
         return dist.HashStore()
@@ -80,10 +81,11 @@ def _store(rank: int, world_size: int) -> dist.Store | None:
 def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshard_after_forward: bool) -> Any:
     """Shard a transformers model in place, layer by layer, and return it.
 
-    Parameters keep their dtype (the master weights; adapters may have another than their base); compute runs
-    in `compute_dtype`, the head of a value model in fp32 (values of adjacent tokens differ by less than the
-    resolution of bf16); gradients are reduced in fp32. With one rank nothing is freed after the forward pass,
-    since that would save no memory; where no dtype differs either, the parameters stay as they are.
+    Parameters keep their dtype (the master weights; adapters may have another than their base);
+    compute runs in `compute_dtype`, the head of a value model in fp32 (values of adjacent tokens
+    differ by less than the resolution of bf16); gradients are reduced in fp32. With one rank
+    nothing is freed after the forward pass, since that would save no memory; where no dtype differs
+    either, the parameters stay as they are.
     """
     masters = {parameter.dtype for parameter in model.parameters()}
     if mesh.size() == 1 and masters == {compute_dtype}:
@@ -97,7 +99,8 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
     layers = [module for module in model.modules() if type(module).__name__ in layer_names]
     shared = _shared_parameters(layers)
     for layer in layers:
-        # A parameter of several layers belongs to the model as a whole; one of FSDP's groups cannot have it.
+        # A parameter of several layers belongs to the model as a whole; one of FSDP's groups cannot
+        # have it.
         if not shared & {id(parameter) for parameter in layer.parameters()}:
             fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     head = value_head(model)
@@ -116,8 +119,8 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
 
 
 def cast_buffers(model: torch.nn.Module, plain: torch.nn.Module) -> None:
-    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same model made in
-    the compute dtype.
+    """Cast the computed buffers of a model, which FSDP does not cast, to the dtypes of the same
+    model made in the compute dtype.
 
     Buffers that belong to a checkpoint keep their values to the bit.
 
@@ -143,8 +146,8 @@ def _shared_parameters(layers: Sequence[torch.nn.Module]) -> set[int]:
 
 
 def value_head(model: Any) -> torch.nn.Module | None:
-    """Return the layer with one output outside the layers of a language model; None if there is none, as in a
-    language model.
+    """Return the layer with one output outside the layers of a language model; None if there is
+    none, as in a language model.
     """
     inside = f"{getattr(model, 'base_model_prefix', '')}."
     for name, module in model.named_modules():
@@ -154,10 +157,11 @@ def value_head(model: Any) -> torch.nn.Module | None:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Recompute the activations of every layer in the backward pass, with all modules in `eval` mode.
+    """Recompute the activations of every layer in the backward pass, with all modules in `eval`
+    mode.
 
-    transformers recomputes the layers that are in training mode, so each is in it until its own forward pass
-    begins. Models that recompute their layers themselves are in it all the time.
+    transformers recomputes the layers that are in training mode, so each is in it until its own
+    forward pass begins. Models that recompute their layers themselves are in it all the time.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -19,11 +19,11 @@ HF_FOLDER = "huggingface"
 
 
 def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> None:
-    """Write trained parameters, optimizer state, schedule, and the random state; with a tokenizer also
-    `huggingface/`.
+    """Write trained parameters, optimizer state, schedule, and the random state; with a tokenizer
+    also `huggingface/`.
 
-    `huggingface/` is the model for plain transformers; for adapters, whose base is unchanged, one folder each
-    for plain PEFT.
+    `huggingface/` is the model for plain transformers; for adapters, whose base is unchanged, one
+    folder each for plain PEFT.
 
     Raises:
         CheckpointError: it could not be written; an older checkpoint at `path` is intact.
@@ -52,7 +52,8 @@ def save_engine(engine: FSDPEngine, path: str | Path, tokenizer: Any | None) -> 
 
 
 def load_engine(engine: FSDPEngine, path: str | Path) -> None:
-    """Restore an engine from a checkpoint; exact to the last bit if it was written by as many ranks.
+    """Restore an engine from a checkpoint; exact to the last bit if it was written by as many
+    ranks.
 
     Raises:
         CheckpointError: there is none, or it is of another model or of other adapters.
@@ -80,8 +81,8 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
 
 
 def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather every adapter on rank 0 and write it to a folder of its name in PEFT's format; all ranks must
-    call this together.
+    """Gather every adapter on rank 0 and write it to a folder of its name in PEFT's format; all
+    ranks must call this together.
 
     Raises:
         OSError: on rank 0, when a file cannot be written.
@@ -96,7 +97,8 @@ def write_adapters(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
 
 
 def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None:
-    """Gather the model on rank 0 and write it in transformers' format; all ranks must call this together.
+    """Gather the model on rank 0 and write it in transformers' format; all ranks must call this
+    together.
 
     Raises:
         OSError: on rank 0, when a file cannot be written.
@@ -116,8 +118,8 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
 
 @contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
-    """Raise OSError for a failed write: tokenizers raises a bare Exception, safetensors an error class of its
-    own.
+    """Raise OSError for a failed write: tokenizers raises a bare Exception, safetensors an error
+    class of its own.
     """
     try:
         yield
@@ -128,8 +130,8 @@ def _as_os_error(what: str) -> Iterator[None]:
 
 
 def _trained(engine: FSDPEngine) -> Iterator[tuple[str, torch.nn.Parameter, Trainable]]:
-    """Yield (name, parameter, its trainable) of all parameters in a checkpoint, which excludes the frozen
-    base of adapters.
+    """Yield (name, parameter, its trainable) of all parameters in a checkpoint, which excludes the
+    frozen base of adapters.
     """
     for trainable in engine.trainables:
         parameter_ids = {id(parameter) for parameter in trainable.parameters.values()}
@@ -152,8 +154,8 @@ def _tensors(engine: FSDPEngine) -> dict[str, torch.Tensor]:
 
 
 def _buffers(engine: FSDPEngine) -> dict[str, torch.Tensor]:
-    """Return the buffers of a trained model, without which its checkpoint is not complete; those of a frozen
-    base are not in it.
+    """Return the buffers of a trained model, without which its checkpoint is not complete; those of
+    a frozen base are not in it.
     """
     return {} if engine.adapters else engine.buffers
 

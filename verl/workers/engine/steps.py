@@ -17,8 +17,8 @@ from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
-# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the loss is 0,
-# connected to every parameter.
+# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the
+# loss is 0, connected to every parameter.
 MicroLoss = Callable[[Rows, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
 
 
@@ -27,11 +27,12 @@ class StepPlan:
     """Arguments of the optimizer steps of one update.
 
     Attributes:
-        num_mini_batches: optimizer steps of one pass over the rows; fewer are taken if there are fewer rows.
+        num_mini_batches: optimizer steps of one pass over the rows; fewer are taken if there are
+            fewer rows.
         shuffle_seed: seed of the row order; epoch e uses `shuffle_seed + e`.
         loss_scale_factor: the constant of `seq-mean-token-sum-norm`.
-        first_update: index of the first optimizer step in the run's schedule, which also counts steps without
-            rows for this model. None continues from the engine's last step.
+        first_update: index of the first optimizer step in the run's schedule, which also counts
+            steps without rows for this model. None continues from the engine's last step.
     """
 
     num_mini_batches: int = 1
@@ -47,13 +48,13 @@ class Objective:
     Attributes:
         prefix: of the metrics made here: `actor` or `critic`.
         loss: of one micro-batch.
-        summed: metrics that are summed over micro-batches; all others are means over tokens, or extremes (see
-            `fold`).
-        prepare: called before each step with this rank's micro-batches, on all ranks; it may add columns to
-            them and remove tokens from their `response_mask`, which then count neither in the loss nor in the
-            normalisation.
-        zero_loss: rows of a mini-batch with loss 0 for any weights, `[bsz]` bool; they count in the mean, but
-            are not computed.
+        summed: metrics that are summed over micro-batches; all others are means over tokens, or
+            extremes (see `fold`).
+        prepare: called before each step with this rank's micro-batches, on all ranks; it may add
+            columns to them and remove tokens from their `response_mask`, which then count neither
+            in the loss nor in the normalisation.
+        zero_loss: rows of a mini-batch with loss 0 for any weights, `[bsz]` bool; they count in the
+            mean, but are not computed.
     """
 
     prefix: str
@@ -77,8 +78,8 @@ def take_steps(
     """Run all mini-batches of all epochs and return the metrics, the same on every rank.
 
     Args:
-        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response token are left
-            out.
+        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response
+            token are left out.
 
     Raises:
         ValueError: a row cannot be scored.
@@ -113,8 +114,8 @@ def _order(count: int, shuffle: bool, seed: int) -> torch.Tensor:
 
 
 def _sizes(count: int, num_mini_batches: int, adaptive: bool, ranks: GroupRanks) -> list[int]:
-    """Return how many of this rank's `count` rows each mini-batch has: `even_sizes` if `adaptive`, else even
-    on each rank alone.
+    """Return how many of this rank's `count` rows each mini-batch has: `even_sizes` if `adaptive`,
+    else even on each rank alone.
     """
     if adaptive:
         return even_sizes(
@@ -124,7 +125,8 @@ def _sizes(count: int, num_mini_batches: int, adaptive: bool, ranks: GroupRanks)
 
 
 def even_sizes(counts: Sequence[int], rank: int, num_mini_batches: int) -> list[int]:
-    """Cut the rows of all ranks into mini-batches whose sizes, over all ranks, differ by one row at most.
+    """Cut the rows of all ranks into mini-batches whose sizes, over all ranks, differ by one row at
+    most.
 
     Args:
         counts: number of rows of each rank.
@@ -150,8 +152,8 @@ def _step(
     grad_clip: float,
     ranks: GroupRanks,
 ) -> dict[str, float]:
-    """Take one optimizer step and return this rank's share of the metrics, to be averaged over ranks; without
-    tokens take none.
+    """Take one optimizer step and return this rank's share of the metrics, to be averaged over
+    ranks; without tokens take none.
     """
     if not float(ranks.sum(mini["response_mask"].sum().double())):
         return {}
@@ -196,8 +198,8 @@ def _step(
 
 
 def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Rows:
-    """Return the rows with a loss; if no rank has any, one row per rank, so that the optimizer step is still
-    taken.
+    """Return the rows with a loss; if no rank has any, one row per rank, so that the optimizer step
+    is still taken.
     """
     index = (~zero_loss).nonzero().squeeze(1)
     some = float(ranks.sum(torch.tensor(float(len(index)), dtype=torch.double)))
@@ -205,8 +207,8 @@ def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Ro
 
 
 def _counts(micro: Rows) -> torch.Tensor:
-    """Return the weighted number of tokens, the weighted number of rows with tokens, and the number of
-    tokens, `[3]` float64.
+    """Return the weighted number of tokens, the weighted number of rows with tokens, and the number
+    of tokens, `[3]` float64.
     """
     lengths = micro["response_mask"].sum(dim=1).double()
     weights = micro["row_weights"].double() if "row_weights" in micro else torch.ones_like(lengths)

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 _CHUNK_ELEMENTS = 1 << 26
-# Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p equal 0
-# instead of NaN.
+# Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p
+# equal 0 instead of NaN.
 _LOWEST = -1e4
 
 
 class _TokenScores(torch.autograd.Function):
-    """Log-probs and entropies with fp32 temporaries for one chunk of rows at a time, forward and backward."""
+    """Log-probs and entropies with fp32 temporaries for one chunk of rows at a time, forward and
+    backward.
+    """
 
     @staticmethod
     def forward(
@@ -79,8 +81,8 @@ def _chunks(count: int, vocab: int) -> list[slice]:
 
 @torch.no_grad()
 def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the sum over the vocabulary of the squared probabilities under softmax(logits / temperature),
-    `[count]` fp32, no gradient.
+    """Return the sum over the vocabulary of the squared probabilities under softmax(logits /
+    temperature), `[count]` fp32, no gradient.
 
     Args:
         logits: `[count, vocab]`, any float dtype.
@@ -96,8 +98,8 @@ def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 def token_scores(
     logits: torch.Tensor, labels: torch.Tensor, temperature: float, index: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probability of each label and the entropy of each distribution under softmax(logits /
-    temperature), in fp32.
+    """Return the log-probability of each label and the entropy of each distribution under
+    softmax(logits / temperature), in fp32.
 
     A logit of -inf means probability 0: it adds nothing to the entropy, and its gradient is 0.
 
@@ -105,7 +107,8 @@ def token_scores(
         logits: `[count, vocab]`, any float dtype.
         labels: `[n]` token ids.
         temperature: positive.
-        index: `[n]`, the row of `logits` that each label is read from; without it the rows in order.
+        index: `[n]`, the row of `logits` that each label is read from; without it the rows in
+            order.
 
     Returns:
         log-probs `[n]` and entropies `[count]` (nats), both differentiable.

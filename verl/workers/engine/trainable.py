@@ -1,5 +1,5 @@
-"""Parameters that are trained together, a whole model or one adapter: optimizer, schedule and number of
-steps.
+"""Parameters that are trained together, a whole model or one adapter: optimizer, schedule and
+number of steps.
 """
 
 from __future__ import annotations

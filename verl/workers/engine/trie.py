@@ -1,10 +1,10 @@
-"""Rows as paths of a trie: a token that several rows begin with is run once, and each row reads its scores
-off its own path.
+"""Rows as paths of a trie: a token that several rows begin with is run once, and each row reads its
+scores off its own path.
 
-The model alone sees the trie. Log-probs, entropies and values go back to the rows that they belong to, and
-autograd sums over the rows what a shared token needs, so masks, advantages, weights, ratios of whole replies,
-means over rows and mini-batches are those of single rows, for every loss. At a branch a token has several
-next tokens: its logits are computed once and read for each of them.
+The model alone sees the trie. Log-probs, entropies and values go back to the rows that they belong
+to, and autograd sums over the rows what a shared token needs, so masks, advantages, weights, ratios
+of whole replies, means over rows and mini-batches are those of single rows, for every loss. At a
+branch a token has several next tokens: its logits are computed once and read for each of them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Row = np.ndarray  # `[tokens, 2]` int64: id and position of each token
 class Trie:
     """Distinct tokens of some rows.
 
-    A row's own tokens are those behind the beginning that it shares with the row before it, in lexicographic
-    order from the last row to the first; they stand together. Those of rows that share nothing come first,
-    longest first.
+    A row's own tokens are those behind the beginning that it shares with the row before it, in
+    lexicographic order from the last row to the first; they stand together. Those of rows that
+    share nothing come first, longest first.
 
     Attributes:
         tokens: `[size]` ids.
         positions: `[size]` position ids.
         plan: what each token attends to.
-        before: `[n]` for each unmasked response token of the rows, in row-major order, the index of the token
-            before it.
+        before: `[n]` for each unmasked response token of the rows, in row-major order, the index of
+            the token before it.
     """
 
     tokens: torch.Tensor
@@ -49,7 +49,8 @@ class Trie:
 
 
 def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
-    """Return the tokens of each row that a model has to run: those before its last unmasked response token.
+    """Return the tokens of each row that a model has to run: those before its last unmasked
+    response token.
 
     Args:
         rows: `input_ids`, `position_ids`, `attention_mask` `[bsz, width]`, and `response_mask`.
@@ -67,8 +68,8 @@ def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """Return the order of rows from the lexicographically last one to the first, and for each place in it
-    with how many tokens of the row before it the row begins.
+    """Return the order of rows from the lexicographically last one to the first, and for each place
+    in it with how many tokens of the row before it the row begins.
 
     A row that begins another one comes after it.
     """
@@ -88,10 +89,11 @@ def count_run(rows: Sequence[Row]) -> int:
 
 
 def logits_share(config: Any) -> float:
-    """Return what a scored token keeps for its logits, as a share of what a token keeps in all layers.
+    """Return what a scored token keeps for its logits, as a share of what a token keeps in all
+    layers.
 
-    Both are estimates for layers as in Llama: inputs of norms and projections, queries, keys and values, and
-    four numbers for each of the feed-forward width.
+    Both are estimates for layers as in Llama: inputs of norms and projections, queries, keys and
+    values, and four numbers for each of the feed-forward width.
 
     Args:
         config: of a language model.
@@ -106,12 +108,12 @@ def logits_share(config: Any) -> float:
 def plan_tries(
     rows: Sequence[Row], scored: Sequence[int], budget: int | None, most_rows: int, share: float
 ) -> list[list[int]]:
-    """Split rows into micro-batches in the order of `shared_lengths`; a beginning that is shared across a cut
-    is run in both.
+    """Split rows into micro-batches in the order of `shared_lengths`; a beginning that is shared
+    across a cut is run in both.
 
-    A budget stands for the memory of that many tokens of single rows. So a micro-batch is charged for the
-    tokens that it runs, for the logits of scored tokens, which single rows would have as well, and a row for
-    the keys and values of its shared beginning, which its attention gathers.
+    A budget stands for the memory of that many tokens of single rows. So a micro-batch is charged
+    for the tokens that it runs, for the logits of scored tokens, which single rows would have as
+    well, and a row for the keys and values of its shared beginning, which its attention gathers.
 
     Args:
         rows: of `token_rows`.
@@ -138,8 +140,8 @@ def plan_tries(
 
 
 def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
-    """Return the trie of the rows of a micro-batch; without a token to score it has one token that nothing is
-    read from.
+    """Return the trie of the rows of a micro-batch; without a token to score it has one token that
+    nothing is read from.
 
     Args:
         rows: as `token_rows`.

@@ -18,8 +18,8 @@ def _extreme(name: str) -> str | None:
 
 
 def fold(into: dict[str, float], values: Mapping[str, Any], weight: float) -> None:
-    """Add `values` times `weight`; for a maximum or minimum (`..._max`, `..._min`) keep the largest or
-    smallest.
+    """Add `values` times `weight`; for a maximum or minimum (`..._max`, `..._min`) keep the largest
+    or smallest.
     """
     for name, value in values.items():
         word = _extreme(name)
@@ -34,8 +34,8 @@ class UpdateMetrics:
 
     Args:
         ranks: that share the mini-batches.
-        counted: name of the metric that is summed over mini-batches; others are averaged, or the extreme for
-            maxima and minima.
+        counted: name of the metric that is summed over mini-batches; others are averaged, or the
+            extreme for maxima and minima.
 
     Attributes:
         count: number of mini-batches with metrics.
@@ -67,7 +67,9 @@ class UpdateMetrics:
         return metrics | {"perf/tokens": all_tokens}
 
     def _extremes(self, names: list[str]) -> dict[str, float]:
-        """Return maxima and minima over the ranks; minima are reduced as maxima with the opposite sign."""
+        """Return maxima and minima over the ranks; minima are reduced as maxima with the opposite
+        sign.
+        """
         signs = [1.0 if _extreme(name) == "max" else -1.0 for name in names]
         signed_values = [
             sign * self._values[name] if name in self._values else -torch.inf
@@ -92,8 +94,8 @@ class AgentMeans:
 
     @torch.no_grad()
     def add(self, agent_index: torch.Tensor, mask: torch.Tensor, *values: torch.Tensor) -> None:
-        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and one tensor per name,
-        `[bsz, response_len]`.
+        """Add the unmasked tokens of some rows: `agent_index` `[bsz]`; `mask` and one tensor per
+        name, `[bsz, response_len]`.
         """
         real = mask.bool()
         rows = [
@@ -102,8 +104,8 @@ class AgentMeans:
         self._sums.index_add_(0, agent_index.cpu(), torch.stack(rows, dim=1).cpu())
 
     def metrics(self, ranks: GroupRanks) -> dict[str, float]:
-        """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on every
-        rank.
+        """Return `agent/<slug>/<name>` of the agents that have a token on any rank, the same on
+        every rank.
         """
         metrics = {}
         for agent, (tokens, *sums) in zip(self._agents, ranks.sum(self._sums).tolist(), strict=True):

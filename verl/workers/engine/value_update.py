@@ -24,9 +24,9 @@ def update_values(
 
     Args:
         engine: holds a value model.
-        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` their targets, both
-            `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a response token are left
-            out.
+        rows: `COLUMNS`; `values` are the critic's when the batch was scored, `returns` their
+            targets, both `[bsz, response_len]`. Optionally `row_weights` `[bsz]`. Rows without a
+            response token are left out.
 
     Raises:
         ValueError: a column is missing.

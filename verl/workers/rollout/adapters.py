@@ -1,10 +1,10 @@
 """LoRA adapters of the `hf` engine: every row of a forward pass has its own, or none.
 
-All adapters of a layer are concatenated: their `lora_A` are the rows of one matrix, their `lora_B` the
-columns of another. A row runs through all of them and a mask keeps the part of its own adapter, so that
-shapes never depend on the other rows of the batch, no weights are gathered by row, and a row without an
-adapter gets an exact zero. The cost is that of the sum of the ranks instead of one rank, which is small
-compared with the width of a layer.
+All adapters of a layer are concatenated: their `lora_A` are the rows of one matrix, their `lora_B`
+the columns of another. A row runs through all of them and a mask keeps the part of its own adapter,
+so that shapes never depend on the other rows of the batch, no weights are gathered by row, and a
+row without an adapter gets an exact zero. The cost is that of the sum of the ranks instead of one
+rank, which is small compared with the width of a layer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Adapter:
 
 
 class RowAdapters:
-    """The adapters of one model, added to its layers' outputs by forward hooks; the model's parameters keep
-    their names.
+    """The adapters of one model, added to its layers' outputs by forward hooks; the model's
+    parameters keep their names.
 
     Args:
         model: on its device, without adapters.
@@ -76,14 +76,14 @@ class RowAdapters:
         self._tokens = 1
 
     def version(self, name: str) -> int:
-        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one
-        without weights.
+        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter
+        or one without weights.
         """
         return self._inbox.version(name)
 
     def load(self, name: str, tensors: Mapping[str, torch.Tensor], version: int, final: bool) -> None:
-        """Load one bucket; all of an adapter's tensors take effect together with the final one, and only its
-        own rows use them.
+        """Load one bucket; all of an adapter's tensors take effect together with the final one, and
+        only its own rows use them.
 
         Raises `RolloutError` as `AdapterInbox.take` does.
         """
@@ -116,8 +116,8 @@ class RowAdapters:
         self._rows = None if self._of_slots[slot] is None else self._slots[slot : slot + 1]
 
     def use_rows(self, names: Sequence[str | None], rows: int, tokens: int) -> None:
-        """Prepare a forward pass of `tokens` per row with these adapters in its first rows and none in the
-        others.
+        """Prepare a forward pass of `tokens` per row with these adapters in its first rows and none
+        in the others.
         """
         self._tokens = tokens
         self._rows = None
@@ -136,8 +136,8 @@ class RowAdapters:
     def _hook(self, layer: str) -> Callable[[torch.nn.Module, Any, Any], Any]:
         """Return a forward hook that adds the output of each row's own adapter to a layer's output.
 
-        The input is [rows, ..., in], such as [rows, tokens, in], or [rows * tokens, in] row by row; of a
-        tuple, the first output is the layer's.
+        The input is [rows, ..., in], such as [rows, tokens, in], or [rows * tokens, in] row by row;
+        of a tuple, the first output is the layer's.
         """
         down = self._down[layer]
         up = self._up[layer]
@@ -151,8 +151,8 @@ class RowAdapters:
         return add
 
     def _masks(self, layer: str, states: torch.Tensor) -> torch.Tensor:
-        """Return the masks of the rows in the shape of a layer's input. Raises RolloutError if its rows
-        cannot be told apart.
+        """Return the masks of the rows in the shape of a layer's input. Raises RolloutError if its
+        rows cannot be told apart.
         """
         assert self._rows is not None
         rows = len(self._rows)
@@ -161,7 +161,7 @@ class RowAdapters:
         if states.ndim == 2 and len(states) == rows * self._tokens:
             return self._rows if self._tokens == 1 else self._rows.repeat_interleave(self._tokens, 0)
         raise RolloutError(
-            f"the hf engine cannot give every row its own adapter in layer {layer}, whose input has the "
-            f"shape {list(states.shape)} for {rows} rows of {self._tokens} tokens; leave it out with "
-            "actor_rollout_ref.model.exclude_modules"
+            f"the hf engine cannot give every row its own adapter in layer {layer}, whose input "
+            f"has the shape {list(states.shape)} for {rows} rows of {self._tokens} tokens; leave "
+            "it out with actor_rollout_ref.model.exclude_modules"
         )

@@ -16,10 +16,12 @@ class EngineStats:
     """Counters since the start.
 
     Attributes:
-        sampled: tokens sampled, those of unfinished replies included; 0 for an engine that samples none.
-        prompt_tokens_computed: tokens of prompts that went through the model; padding does not count.
-        prompt_tokens_copied: prompt tokens of replies whose prompt was already computed, for the same request
-            or another.
+        sampled: tokens sampled, those of unfinished replies included; 0 for an engine that samples
+            none.
+        prompt_tokens_computed: tokens of prompts that went through the model; padding does not
+            count.
+        prompt_tokens_copied: prompt tokens of replies whose prompt was already computed, for the
+            same request or another.
     """
 
     requests: int = 0
@@ -38,8 +40,9 @@ class RolloutEngine(Protocol):
     """One replica of a model that samples replies; every engine is also a `RolloutClient`.
 
     Attributes:
-        waits: `update_weights` waits for another process, and may run in a thread. Meanwhile the event loop
-            may call `stats` and `close`, cancel requests and await their replies, and calls nothing else.
+        waits: `update_weights` waits for another process, and may run in a thread. Meanwhile the
+            event loop may call `stats` and `close`, cancel requests and await their replies, and
+            calls nothing else.
     """
 
     waits: bool
@@ -72,13 +75,13 @@ class RolloutEngine(Protocol):
         version: int,
         final: bool = True,
     ) -> None:
-        """Copy tensors into the weights in place; no token is sampled between the first bucket and the
-        `final` one.
+        """Copy tensors into the weights in place; no token is sampled between the first bucket and
+        the `final` one.
 
-        Tensors that have not been received yet (`ReceivedWeights`) are received by the process that has the
-        model. With `adapter` the tensors are that adapter's, under the names of PEFT's files, and only its
-        own requests may have to wait. Raises `RolloutError` for unknown names, wrong shapes, or names still
-        missing at the final bucket.
+        Tensors that have not been received yet (`ReceivedWeights`) are received by the process that
+        has the model. With `adapter` the tensors are that adapter's, under the names of PEFT's
+        files, and only its own requests may have to wait. Raises `RolloutError` for unknown names,
+        wrong shapes, or names still missing at the final bucket.
         """
         ...
 
@@ -91,8 +94,8 @@ class RolloutEngine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free the device memory that an idle engine does not need. Raises `RolloutError` while replies are
-        in flight.
+        """Free the device memory that an idle engine does not need. Raises `RolloutError` while
+        replies are in flight.
         """
         ...
 

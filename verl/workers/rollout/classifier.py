@@ -1,8 +1,9 @@
-"""The engine of a reward model: a sequence classifier that scores conversations instead of continuing them.
+"""The engine of a reward model: a sequence classifier that scores conversations instead of
+continuing them.
 
-Rows are right-padded to a length that depends on the row alone, and every forward pass has the same number of
-rows, so a score does not depend on what else is scored, nor on when. Where a check on a miniature finds that
-it would, every row is scored alone, without padding.
+Rows are right-padded to a length that depends on the row alone, and every forward pass has the same
+number of rows, so a score does not depend on what else is scored, nor on when. Where a check on a
+miniature finds that it would, every row is scored alone, without padding.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class ClassifierEngine:
     """`RolloutEngine` whose reply to a prompt is its score (`ScoredPrompt`), without tokens.
 
     Args:
-        model: sequence classifier with one output, on its device; one of transformers is switched to the
-            attention of `scoring_of`.
+        model: sequence classifier with one output, on its device; one of transformers is switched
+            to the attention of `scoring_of`.
         micro_batch_size: rows of every forward pass.
         max_model_len: maximum length of a prompt, plus one.
     """
@@ -67,8 +68,8 @@ class ClassifierEngine:
         return 0
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Return the score of the prompt. Raises `RolloutError` for an invalid prompt, a failing model, or a
-        score that is not finite.
+        """Return the score of the prompt. Raises `RolloutError` for an invalid prompt, a failing
+        model, or a score that is not finite.
         """
         check_request(request, self._config.vocab_size, self._max_model_len, self.version_of)
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -123,8 +124,8 @@ class ClassifierEngine:
         return {name: float(value) for name, value in vars(self._stats).items()}
 
     async def _run(self) -> None:
-        """Score waiting prompts in the order of their priority, then of arrival, each with others of its
-        padded length.
+        """Score waiting prompts in the order of their priority, then of arrival, each with others
+        of its padded length.
         """
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -147,8 +148,8 @@ class ClassifierEngine:
             await asyncio.sleep(0)
 
     def _scores(self, rows: Sequence[Sequence[int]], width: int) -> list[float | Exception]:
-        """Return the score of every row, or its error. Rows of a pass that fails are tried alone: one row's
-        error is not the others'.
+        """Return the score of every row, or its error. Rows of a pass that fails are tried alone:
+        one row's error is not the others'.
         """
         try:
             scores = self._forward(rows, width)
@@ -178,7 +179,8 @@ class ClassifierEngine:
 
     def _pass(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
         """Return the scores of rows that are padded to `width`, `[len(rows)]`, in float32."""
-        # Without a padding token of its own, the model would take the last position for the end of every row.
+        # Without a padding token of its own, the model would take the last position for the end of
+        # every row.
         pad = (
             next(i for i in range(self._config.vocab_size) if not any(i in row for row in rows))
             if self._pad is None
@@ -198,8 +200,8 @@ class ClassifierEngine:
 
 
 def _check(model: Any) -> RopeState | None:
-    """Switch a model of transformers to its exact attention; return what to reset before every row if rows
-    have to be scored alone.
+    """Switch a model of transformers to its exact attention; return what to reset before every row
+    if rows have to be scored alone.
     """
     if not isinstance(model, PreTrainedModel):
         return None

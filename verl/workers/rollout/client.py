@@ -1,7 +1,8 @@
 """Clients of rollout engines in other processes, through the handle of their worker group.
 
-Requests of one tick of the event loop are sent in one call, and one call at a time polls for finished
-replies, so the number of calls grows with the engine's steps and not with the number of episodes.
+Requests of one tick of the event loop are sent in one call, and one call at a time polls for
+finished replies, so the number of calls grows with the engine's steps and not with the number of
+episodes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from verl.protocol.generate import (
 from verl.single_controller.worker_group import WorkerDiedError, WorkerGroup
 
 POLL_S = 20.0
-# Maximum difference in open requests between two replicas before an episode moves, and number of episodes
-# whose replica is remembered.
+# Maximum difference in open requests between two replicas before an episode moves, and number of
+# episodes whose replica is remembered.
 MAX_IMBALANCE = 4
 MAX_EPISODES = 100_000
 
@@ -41,7 +42,8 @@ class WorkerGroupClient:
         rank: of the replica.
 
     Attributes:
-        progress_at: when the engine was last seen to have sampled tokens, by the time of the event loop.
+        progress_at: when the engine was last seen to have sampled tokens, by the time of the event
+            loop.
     """
 
     def __init__(self, group: WorkerGroup, timeout_s: float, rank: int = 0) -> None:
@@ -64,12 +66,12 @@ class WorkerGroupClient:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        A request may wait for any time while the engine samples tokens, of this request or of others that it
-        serves first.
+        A request may wait for any time while the engine samples tokens, of this request or of
+        others that it serves first.
 
-        Raises `RolloutError` when the engine refuses the request, and its subclasses: `EngineStuckError` when
-        the request has waited for the time limit and the engine has sampled no token for as long,
-        `EngineGoneError` when its process has ended.
+        Raises `RolloutError` when the engine refuses the request, and its subclasses:
+        `EngineStuckError` when the request has waited for the time limit and the engine has sampled
+        no token for as long, `EngineGoneError` when its process has ended.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
@@ -87,8 +89,8 @@ class WorkerGroupClient:
                 if left <= 0:
                     name = request.request_id or "(no id)"
                     raise EngineStuckError(
-                        f"waited {limit:g} s for request {name} on the rollout engine, which sampled no "
-                        "token meanwhile"
+                        f"waited {limit:g} s for request {name} on the rollout engine, which "
+                        "sampled no token meanwhile"
                     )
                 await asyncio.wait([future], timeout=left)
             return future.result()
@@ -189,9 +191,9 @@ class Replica(RolloutClient, Protocol):
 class ReplicaClient:
     """`RolloutClient` over equal replicas.
 
-    A request goes to the replica that last served its episode (`request_id` up to the last `/`), so that the
-    engine finds the beginning of the prompt in its prefix cache; or, if that replica has over `MAX_IMBALANCE`
-    more open requests than another, to the one with the fewest.
+    A request goes to the replica that last served its episode (`request_id` up to the last `/`), so
+    that the engine finds the beginning of the prompt in its prefix cache; or, if that replica has
+    over `MAX_IMBALANCE` more open requests than another, to the one with the fewest.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -223,16 +225,16 @@ class ReplicaClient:
 
 
 def start_engines(group: WorkerGroup, ranks_per_engine: int) -> None:
-    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each gets the
-    GPUs of its other ranks.
+    """Load the model in every engine of a worker group of `RolloutWorker`; the first rank of each
+    gets the GPUs of its other ranks.
     """
     gpus = group.execute_all_sync("get_cuda_visible_devices") if ranks_per_engine > 1 else []
     group.init_model(gpus)
 
 
 def replica_client(group: WorkerGroup, timeout_s: float, ranks_per_engine: int = 1) -> RolloutClient:
-    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the first of
-    these has the engine.
+    """Return the client of a worker group whose engines span `ranks_per_engine` ranks each; the
+    first of these has the engine.
 
     `timeout_s` is that of `WorkerGroupClient`.
     """

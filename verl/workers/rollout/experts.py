@@ -1,8 +1,9 @@
 """Experts of a mixture, computed so that a token's result does not depend on the tokens beside it.
 
-The number of tokens of an expert is a matter of the whole batch, and matrix kernels treat rows differently by
-their number. So the tokens of every expert are padded to a multiple of `MIN_ROWS`, as the rows of a decode
-step are, and the results of a token's experts are added up in the order of its own choice.
+The number of tokens of an expert is a matter of the whole batch, and matrix kernels treat rows
+differently by their number. So the tokens of every expert are padded to a multiple of `MIN_ROWS`,
+as the rows of a decode step are, and the results of a token's experts are added up in the order of
+its own choice.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
 EXPERTS = "verl_padded"
-# below this, and between its multiples, matrix kernels treat rows differently by their place in the batch
+# below this, and between its multiples, matrix kernels treat rows differently by their place in the
+# batch
 MIN_ROWS = 8
 
 
 def padded_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the experts of transformers' interface: hidden_states [tokens, width], index and weights
-    [tokens, experts of a token].
+    """Compute the experts of transformers' interface: hidden_states [tokens, width], index and
+    weights [tokens, experts of a token].
     """
     tokens, top_k = top_k_index.shape
     pairs = top_k_index.reshape(-1)
@@ -58,8 +60,8 @@ def _linear(experts: Any, states: torch.Tensor, name: str, index: int) -> torch.
 
 
 def use_padded_experts(model: PreTrainedModel) -> None:
-    """Switch the experts of a model on a CPU to `padded_experts`, where they are called by transformers'
-    interface.
+    """Switch the experts of a model on a CPU to `padded_experts`, where they are called by
+    transformers' interface.
     """
     if next(model.parameters()).device.type == "cpu":
         ExpertsInterface.register(EXPERTS, padded_experts)

@@ -1,5 +1,5 @@
-"""The model with slots: computes prompts, copies them between slots, and decodes one token per slot; owns the
-logits of every slot.
+"""The model with slots: computes prompts, copies them between slots, and decodes one token per
+slot; owns the logits of every slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class SlotModel:
     Attributes:
         adapters: of the rows.
         slots: rows of a decode step, at least the requested number.
-        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
+        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each
+            slot.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class SlotModel:
         rows: int,
         adapters: Sequence[str | None],
     ) -> None:
-        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape [rows,
-        bucket], into their slots.
+        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape
+        [rows, bucket], into their slots.
         """
         ids = np.zeros((rows, bucket), dtype=np.int64)
         last = np.zeros(rows, dtype=np.int64)
@@ -79,8 +80,8 @@ class SlotModel:
         ends = torch.as_tensor(last, device=self.device)
         self._cache.begin_prefill(target, ends[: len(prompts)])
         self.adapters.use_rows(adapters, rows, bucket)
-        # Padding repeats the position of the last token: frequencies of some models depend on the highest
-        # one.
+        # Padding repeats the position of the last token: frequencies of some models depend on the
+        # highest one.
         places = torch.arange(bucket, device=self.device).minimum(ends[:, None])
         keep = {"logits_to_keep": ends} if self._last_logits_only else {}
         with attending(self._cache):
@@ -97,8 +98,8 @@ class SlotModel:
         self._prompt_logits[target] = after_prompt
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions and the prompt's logits from source to target slots; a slot may
-        be its own source.
+        """Copy the first `length` positions and the prompt's logits from source to target slots; a
+        slot may be its own source.
         """
         moved = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moved:
@@ -120,7 +121,8 @@ class SlotModel:
         self._cache.clear(torch.as_tensor(slots, device=self.device))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int, used: int) -> None:
-        """Append tokens [slots] at positions [slots]; the highest active position is below `length`.
+        """Append tokens [slots] at positions [slots]; the highest active position is below
+        `length`.
 
         Only the first `used` slots are run, rounded up to a multiple of `MIN_ROWS`.
         """
@@ -142,7 +144,9 @@ class SlotModel:
 
 
 def without_router_logits(model: PreTrainedModel) -> None:
-    """Switch off the output of router logits, which only the auxiliary loss of a training step needs."""
+    """Switch off the output of router logits, which only the auxiliary loss of a training step
+    needs.
+    """
     for config in (model.config, model.config.get_text_config()):
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False

@@ -1,15 +1,17 @@
-"""The `hf` engine: continuous batching over a fixed number of slots, in plain torch and transformers.
+"""The `hf` engine: continuous batching over a fixed number of slots, in plain torch and
+transformers.
 
-Replies start and end at any time; each holds one slot of the key-value cache. A step samples one token for
-every active slot, returns finished replies, fills free slots, and runs the model once over the slots in use,
-[rows, 1] with rows a multiple of eight. The shape in which a prompt is computed depends on that prompt alone,
-every reply has its own random numbers, and masked cache blocks and other rows change no bit: on a CPU a reply
-is the same to the last bit in any batch, whatever the adapters of the other rows.
+Replies start and end at any time; each holds one slot of the key-value cache. A step samples one
+token for every active slot, returns finished replies, fills free slots, and runs the model once
+over the slots in use, [rows, 1] with rows a multiple of eight. The shape in which a prompt is
+computed depends on that prompt alone, every reply has its own random numbers, and masked cache
+blocks and other rows change no bit: on a CPU a reply is the same to the last bit in any batch,
+whatever the adapters of the other rows.
 
-The loop is an asyncio task that exists while there is work and yields after every step, so everything between
-two steps (requests, aborts, new weights) happens while the model is not running, without a lock. So weights
-are loaded on the event loop, as every step is computed there: a thread of its own would change layers, slots
-and keys below a step.
+The loop is an asyncio task that exists while there is work and yields after every step, so
+everything between two steps (requests, aborts, new weights) happens while the model is not running,
+without a lock. So weights are loaded on the event loop, as every step is computed there: a thread
+of its own would change layers, slots and keys below a step.
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ class HFEngine:
     """`RolloutEngine` over a Hugging Face causal LM that it owns.
 
     Args:
-        model: the model, on its device, in its dtype; it is switched to eval mode and to the attention of the
-            way it is served.
+        model: the model, on its device, in its dtype; it is switched to eval mode and to the
+            attention of the way it is served.
         max_num_seqs: number of slots.
         max_model_len: maximum number of tokens of prompt and reply together.
         adapters: that requests may name; each can be used once its weights are loaded.
-        load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None refuses
-            them.
+        load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None
+            refuses them.
     """
 
     waits = False
@@ -119,9 +121,9 @@ class HFEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the
-        prompt alone is too long, or the model returns non-finite logits; `StructureError` for an impossible
-        `structure`.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is
+        invalid, the prompt alone is too long, or the model returns non-finite logits;
+        `StructureError` for an impossible `structure`.
         """
         limit = check_request(request, self._model.vocab_size, self._max_model_len, self.version_of)
         grammar = await self._grammar(request.sampling.structure) if request.sampling.structure else None
@@ -162,9 +164,9 @@ class HFEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors,
-        under PEFT's names, take effect together at the final one; sampling does not pause, and replies under
-        other adapters are unaffected.
+        For the model's weights, sampling pauses from the first bucket to the final one. An
+        adapter's tensors, under PEFT's names, take effect together at the final one; sampling does
+        not pause, and replies under other adapters are unaffected.
 
         Replies in flight continue with the new weights: their keys are computed again, and
         `Generation.earlier` has the tokens that earlier weights sampled. Raises `RolloutError` as
@@ -198,8 +200,8 @@ class HFEngine:
         """Free the key-value cache. Raises `RolloutError` while replies are in flight."""
         if self._pending:
             raise RolloutError(
-                f"the engine cannot sleep with {len(self._pending)} requests in flight; await or abort them "
-                "first"
+                f"the engine cannot sleep with {len(self._pending)} requests in flight; await or "
+                "abort them first"
             )
         self._scheduler.forget()
         every = range(self._model.slots)
@@ -228,7 +230,9 @@ class HFEngine:
         return {name: float(value) for name, value in {**vars(self._stats), **now}.items()}
 
     def _kick(self) -> None:
-        """Start the loop if there are requests and the engine is not paused, updating or running already."""
+        """Start the loop if there are requests and the engine is not paused, updating or running
+        already.
+        """
         if (
             not self._pending
             or self._paused
@@ -332,8 +336,8 @@ class HFEngine:
 
     @torch.inference_mode()
     def _continue_with_new_weights(self, adapter: str | None, before: int) -> None:
-        """Compute the keys of the adapter's replies in flight again, and note their tokens that the version
-        `before` sampled.
+        """Compute the keys of the adapter's replies in flight again, and note their tokens that the
+        version `before` sampled.
         """
         for slot, reply in self._running.items():
             request = reply.ticket.request
@@ -361,7 +365,9 @@ class HFEngine:
         self._record(self._running[slot], slot, "stop" if end == STOP else "length")
 
     def _record(self, reply: PendingReply, slot: int | None, reason: StopReason) -> None:
-        """Record a reply that ended and free its slot; the last one of a ticket resolves the request."""
+        """Record a reply that ended and free its slot; the last one of a ticket resolves the
+        request.
+        """
         tokens, log_probs = ((), ()) if slot is None else self._slots.output(slot)
         earlier: tuple[tuple[int, int], ...] = ()
         if slot is not None:

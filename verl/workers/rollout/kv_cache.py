@@ -1,15 +1,16 @@
 """Key-value cache with one fixed slot per reply, and the attention that reads it.
 
-The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own tokens,
-and the keys and values are copied into the slots set by `begin_prefill`. In a decode step row i is slot i:
-its new key and value are written at the slot's own position and attention reads the slot up to `length`, a
-multiple of `KV_BLOCK`. Positions after a slot's own are masked; appending masked blocks changes no bit of the
-result, so a row does not depend on the lengths of other rows.
+The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own
+tokens, and the keys and values are copied into the slots set by `begin_prefill`. In a decode step
+row i is slot i: its new key and value are written at the slot's own position and attention reads
+the slot up to `length`, a multiple of `KV_BLOCK`. Positions after a slot's own are masked;
+appending masked blocks changes no bit of the result, so a row does not depend on the lengths of
+other rows.
 
-Which earlier tokens a layer attends to is decided by the mask that the model itself asks transformers for:
-`slot_mask` is registered as the function that makes it. A layer whose mask reaches back over `reach` tokens
-(a sliding window, a chunk) holds that many, rounded up to `KV_BLOCK`, in a ring: position p is in column p
-modulo the size of the ring.
+Which earlier tokens a layer attends to is decided by the mask that the model itself asks
+transformers for: `slot_mask` is registered as the function that makes it. A layer whose mask
+reaches back over `reach` tokens (a sliding window, a chunk) holds that many, rounded up to
+`KV_BLOCK`, in a ring: position p is in column p modulo the size of the ring.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def round_up(n: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to, from
-    `first` to before `end`.
+    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to,
+    from `first` to before `end`.
 
     `hidden` [queries, keys] is True where a key is not attended to.
     """
@@ -72,8 +73,8 @@ class SlotMask:
 
 
 class _Layer:
-    """Keys and values of one layer, [slots, heads, columns, channels] each, and those of the prompts if the
-    layer is a ring.
+    """Keys and values of one layer, [slots, heads, columns, channels] each, and those of the
+    prompts if the layer is a ring.
     """
 
     def __init__(self, ring: int | None, keep_prompts: bool) -> None:
@@ -89,8 +90,8 @@ class _Layer:
     def grow(
         self, shapes: list[tuple[int, ...]], length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate columns for `length` positions of tensors of these shapes [slots, heads, _, channels],
-        keeping stored values.
+        """Allocate columns for `length` positions of tensors of these shapes [slots, heads, _,
+        channels], keeping stored values.
         """
         for tensors in (self.tensors, self.prompts)[: 1 + self._keep_prompts]:
             grown = []
@@ -102,7 +103,9 @@ class _Layer:
             tensors[:] = grown
 
     def store(self, states: tuple[torch.Tensor, ...], slots: torch.Tensor, last: torch.Tensor) -> None:
-        """Copy the first rows of the states of prompts, whose last positions are `last`, into the slots."""
+        """Copy the first rows of the states of prompts, whose last positions are `last`, into the
+        slots.
+        """
         for i, state in enumerate(states):
             columns = self.tensors[i].shape[2]
             count = min(state.shape[2], columns)
@@ -147,8 +150,8 @@ class _Layer:
 
 
 class SlotCache(Cache):
-    """Keys and values of all slots; tensors are allocated when a layer first stores something, by the shapes
-    that it stores.
+    """Keys and values of all slots; tensors are allocated when a layer first stores something, by
+    the shapes that it stores.
     """
 
     def __init__(
@@ -189,8 +192,8 @@ class SlotCache(Cache):
         return self._prefill_slots is not None
 
     def reserve(self, length: int) -> None:
-        """Allocate `length` positions per slot (at most the maximum), keeping stored values; at least
-        doubles, to keep copies rare.
+        """Allocate `length` positions per slot (at most the maximum), keeping stored values; at
+        least doubles, to keep copies rare.
         """
         self.settle(None)
         length = min(length, self._max_length)
@@ -208,16 +211,16 @@ class SlotCache(Cache):
         self._pending = None
 
     def begin_prefill(self, slots: torch.Tensor, last: torch.Tensor | None = None) -> None:
-        """Store the first `len(slots)` rows of the next forward pass in these slots; their last positions are
-        `last`.
+        """Store the first `len(slots)` rows of the next forward pass in these slots; their last
+        positions are `last`.
         """
         self.settle(None)
         self._prefill_slots = slots
         self._last = last
 
     def begin_decode(self, positions: torch.Tensor, length: int) -> None:
-        """In the next forward pass, write the first `len(positions)` slots at `positions` and attend to the
-        first `length` positions.
+        """In the next forward pass, write the first `len(positions)` slots at `positions` and
+        attend to the first `length` positions.
         """
         self.settle(None)
         self._prefill_slots = None
@@ -236,7 +239,9 @@ class SlotCache(Cache):
             layer.restore(slots)
 
     def clear(self, slots: torch.Tensor) -> None:
-        """Zero the slots, so that a non-finite value cannot reach a later reply through a masked position."""
+        """Zero the slots, so that a non-finite value cannot reach a later reply through a masked
+        position.
+        """
         self.settle(None)
         for layer in self._stored.values():
             layer.clear(slots)
@@ -246,7 +251,8 @@ class SlotCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store one layer's new keys and values and return those that attention reads.
 
-        In a prefill they are stored when attention has said how far back the layer reaches (`settle`).
+        In a prefill they are stored when attention has said how far back the layer reaches
+        (`settle`).
         """
         if self._prefill_slots is not None:
             self.settle(None)
@@ -337,8 +343,8 @@ _CACHE: ContextVar[SlotCache] = ContextVar("slot_cache")
 
 @contextmanager
 def attending(cache: SlotCache) -> Iterator[None]:
-    """Make `slot_mask` and `slot_attention` use a cache inside the block, that is, in the forward pass of its
-    model.
+    """Make `slot_mask` and `slot_attention` use a cache inside the block, that is, in the forward
+    pass of its model.
     """
     token = _CACHE.set(cache)
     try:
@@ -376,13 +382,13 @@ def slot_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a prefill or of a decode step, under the mask of `slot_mask`; None is a plain
-    causal mask.
+    """Compute the attention of a prefill or of a decode step, under the mask of `slot_mask`; None
+    is a plain causal mask.
 
-    query [rows, heads, tokens, channels], key and value [rows, kv_heads, length, channels]; `s_aux` [heads]
-    are attention sinks. Returns [rows, tokens, heads, channels of a value]. Query heads that share a key head
-    are folded, so keys are never repeated. Raises RolloutError for a mask or a bias that another function
-    than `slot_mask` has made.
+    query [rows, heads, tokens, channels], key and value [rows, kv_heads, length, channels]; `s_aux`
+    [heads] are attention sinks. Returns [rows, tokens, heads, channels of a value]. Query heads
+    that share a key head are folded, so keys are never repeated. Raises RolloutError for a mask or
+    a bias that another function than `slot_mask` has made.
     """
     cache = _CACHE.get()
     rows, heads, tokens, channels = query.shape
@@ -453,8 +459,8 @@ def attend_in_steps(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the same bits at
-    every length.
+    """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the
+    same bits at every length.
 
     `sinks` [1, kv_heads, queries, 1] are the scores of one more key, which has no value.
     """
@@ -473,15 +479,17 @@ def attend_in_steps(
 def attend_fused(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Compute attention by torch's fused kernel, which keeps scores in fp32 when the inputs are bf16."""
+    """Compute attention by torch's fused kernel, which keeps scores in fp32 when the inputs are
+    bf16.
+    """
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask.to(query.dtype).expand(-1, -1, query.shape[2], -1), scale=scale
     )
 
 
 def use_slot_attention(model: PreTrainedModel) -> None:
-    """Switch a Hugging Face causal LM to `slot_attention`. Raises `RolloutError` if its attention cannot be
-    replaced.
+    """Switch a Hugging Face causal LM to `slot_attention`. Raises `RolloutError` if its attention
+    cannot be replaced.
     """
     if not getattr(model, "_supports_attention_backend", False):
         raise RolloutError(f"the attention of {type(model).__name__} cannot be replaced")

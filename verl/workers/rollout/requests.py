@@ -35,12 +35,12 @@ def check_request(
         )
     if length >= max_model_len:
         raise RolloutError(
-            f"the prompt of request {name} has {length} tokens, max_model_len is {max_model_len} and a reply "
-            "needs at least one; shorten the prompt or raise data.max_prompt_length"
+            f"the prompt of request {name} has {length} tokens, max_model_len is {max_model_len} "
+            "and a reply needs at least one; shorten the prompt or raise data.max_prompt_length"
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
         raise RolloutError(
-            f"request {name} has token ids outside [0, {vocab_size}); check that the tokenizer is this "
-            "model's"
+            f"request {name} has token ids outside [0, {vocab_size}); check that the tokenizer is "
+            "this model's"
         )
     return min(request.sampling.max_tokens, max_model_len - length)

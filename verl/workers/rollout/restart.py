@@ -22,16 +22,16 @@ def _ignore(start: float, end: float) -> None:
 
 
 class RestartingClient:
-    """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event loop at a
-    time.
+    """`RolloutClient` of an engine that may be replaced while requests wait; use it on one event
+    loop at a time.
 
     Args:
         client: of the current engine.
-        restart: replaces the engine by one with the current weights and returns its client; it blocks, and is
-            run on a thread.
+        restart: replaces the engine by one with the current weights and returns its client; it
+            blocks, and is run on a thread.
         name: of the engine, for the log and errors.
-        on_busy: called with start and end, in seconds since the epoch, of every time in which a request was
-            in flight.
+        on_busy: called with start and end, in seconds since the epoch, of every time in which a
+            request was in flight.
         limit_s: seconds that `drain` waits for an engine that samples no token.
     """
 
@@ -78,11 +78,11 @@ class RestartingClient:
             return seconds
 
     async def drain(self, adapter: str | None = None) -> None:
-        """Let new requests of an adapter (None: all requests) wait until `release`, and return when none of
-        them is in flight.
+        """Let new requests of an adapter (None: all requests) wait until `release`, and return when
+        none of them is in flight.
 
-        Raises TimeoutError, which names those in flight, when for `limit_s` none has ended and the engine has
-        sampled no token.
+        Raises TimeoutError, which names those in flight, when for `limit_s` none has ended and the
+        engine has sampled no token.
         """
         self._drained.add(adapter)
         clock = asyncio.get_running_loop().time
@@ -95,8 +95,9 @@ class RestartingClient:
             since = max(since, getattr(client, "progress_at", since))
             if clock() >= since + self._limit_s:
                 raise TimeoutError(
-                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, but it has "
-                    f"sampled no token for {self._limit_s:g} s, twice rollout.call_timeout_s"
+                    f"new weights of engine {self._name} wait for the replies to {listed(left)}, "
+                    f"but it has sampled no token for {self._limit_s:g} s, twice "
+                    "rollout.call_timeout_s"
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(since + self._limit_s if self._limit_s < math.inf else None):
@@ -144,8 +145,8 @@ class RestartingClient:
         self._allowed = True
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died for the
-        second time in a step.
+        """Sample `request.n` replies; raises as the engine does, and `EngineGoneError` when it died
+        for the second time in a step.
         """
         while not self._drained.isdisjoint((None, request.adapter)):
             await self._changed.wait()
@@ -170,10 +171,11 @@ class RestartingClient:
         return self._client
 
     def replace(self, client: RolloutClient, cause: RolloutError) -> None:
-        """Replace the engine behind `client`, which was found dead, unless that has been done; blocks, also
-        while another thread does it.
+        """Replace the engine behind `client`, which was found dead, unless that has been done;
+        blocks, also while another thread does it.
 
-        Raises `EngineGoneError` when an engine died for the second time in a step, or could not be restarted.
+        Raises `EngineGoneError` when an engine died for the second time in a step, or could not be
+        restarted.
         """
         with self._lock:
             if self._client is client:
@@ -182,8 +184,8 @@ class RestartingClient:
                 self.restarts += 1
 
     async def _wait_for_restart(self, client: RolloutClient, cause: RolloutError) -> None:
-        """Return when the engine behind `client` is replaced; the first caller starts the replacement, the
-        others wait.
+        """Return when the engine behind `client` is replaced; the first caller starts the
+        replacement, the others wait.
         """
         if self._client is client and self._restarting is None:
             self._restarting = asyncio.create_task(self._replace(client, cause))

@@ -1,5 +1,5 @@
-"""The model row by row: every slot has transformers' own cache, and a row is computed alone, as `generate`
-computes it.
+"""The model row by row: every slot has transformers' own cache, and a row is computed alone, as
+`generate` computes it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class RowModel:
     """A Hugging Face causal LM that `generate` serves, with the methods of `SlotModel` and the same
     arguments.
 
-    Slow, because a decode step is one forward pass per reply, and exact for every kind of state: recurrences,
-    convolutions, biases of positions. Attention is transformers' eager one, which drops nothing that the
-    model asks for.
+    Slow, because a decode step is one forward pass per reply, and exact for every kind of state:
+    recurrences, convolutions, biases of positions. Attention is transformers' eager one, which
+    drops nothing that the model asks for.
 
     Attributes:
         adapters: of the rows.
         slots: the requested number.
-        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each slot.
+        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each
+            slot.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class RowModel:
         rows: int,
         adapters: Sequence[str | None],
     ) -> None:
-        """Compute prompts, each alone and under its adapter, into their slots; `bucket` and `rows` are those
-        of a batch.
+        """Compute prompts, each alone and under its adapter, into their slots; `bucket` and `rows`
+        are those of a batch.
         """
         for prompt, slot, adapter in zip(prompts, slots, adapters, strict=True):
             self.adapters.use_rows([adapter], 1, len(prompt))
@@ -100,7 +101,9 @@ class RowModel:
             self._prompt_logits[slot] = logits
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Start from the prompts of the source slots in the target slots; a slot may be its own source."""
+        """Start from the prompts of the source slots in the target slots; a slot may be its own
+        source.
+        """
         rows = [self._prompts[source] for source in sources]
         logits = self._prompt_logits[list(sources)]
         for row, target in zip(rows, targets, strict=True):
@@ -121,8 +124,8 @@ class RowModel:
             self._replies.pop(slot, None)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int, used: int) -> None:
-        """Append tokens [slots] to the rows of the first `used` slots whose replies have not ended, one after
-        another.
+        """Append tokens [slots] to the rows of the first `used` slots whose replies have not ended,
+        one after another.
         """
         new = tokens[:used].tolist()
         for slot in range(used):
@@ -131,8 +134,8 @@ class RowModel:
                 self.logits[slot] = self._run(self._replies[slot], [new[slot]])
 
     def _run(self, row: _Row, tokens: Sequence[int]) -> torch.Tensor:
-        """Append tokens to a row and return the logits after the last one, `[vocab]`, by the steps of
-        `generate` for a row alone.
+        """Append tokens to a row and return the logits after the last one, `[vocab]`, by the steps
+        of `generate` for a row alone.
         """
         first = not row.state
         row.tokens.extend(tokens)
@@ -158,8 +161,8 @@ class RowModel:
 
 
 def use_eager_attention(model: PreTrainedModel) -> None:
-    """Switch a model to transformers' eager attention where it can be switched; others keep that with which
-    they were built.
+    """Switch a model to transformers' eager attention where it can be switched; others keep that
+    with which they were built.
     """
     if model._can_set_attn_implementation() and model.config._attn_implementation != "eager":
         model.set_attn_implementation("eager")

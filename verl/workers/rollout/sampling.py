@@ -1,8 +1,9 @@
-"""From logits to tokens: temperature, top-k, top-p, and one uniform number per token, drawn from the reply's
-own random stream.
+"""From logits to tokens: temperature, top-k, top-p, and one uniform number per token, drawn from
+the reply's own random stream.
 
-Sampling inverts the cumulative distribution, so a reply is a function of its logits and its uniforms alone,
-whatever else is in the batch. All rows are sampled at once; truncation changes only the rows that truncate.
+Sampling inverts the cumulative distribution, so a reply is a function of its logits and its
+uniforms alone, whatever else is in the batch. All rows are sampled at once; truncation changes only
+the rows that truncate.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def draw_uniforms(seed: int, reply: int, count: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1) for reply number `reply` under `seed`, float64 [count]; a prefix does
-    not depend on count.
+    """Return uniform numbers in [0, 1) for reply number `reply` under `seed`, float64 [count]; a
+    prefix does not depend on count.
     """
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed % 2**64, reply))))
     return np.minimum(stream.random(count), _BELOW_ONE)
 
 
 def _keep(probs: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Return the mask of tokens in the top-k and then in the top-p of the remaining mass, bool [rows, vocab];
-    ties go to the lower id.
+    """Return the mask of tokens in the top-k and then in the top-p of the remaining mass, bool
+    [rows, vocab]; ties go to the lower id.
     """
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     in_top_k = torch.arange(probs.shape[-1], device=probs.device) < top_k.unsqueeze(1)

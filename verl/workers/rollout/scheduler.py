@@ -1,13 +1,13 @@
 """Assignment of slots to replies, and of prompts to prefill batches.
 
-Waiting replies are served in order of arrival; those with a lower priority number before all others, but no
-running reply is stopped for them. A prompt is computed once while its keys are in some slot: further replies
-to it copy any such slot, or reuse it once it is free. The last slot with a prompt that replies wait for is
-assigned to others only before their turn, so a request for many replies computes its prompt once, however few
-slots there are. Prompts are computed in batches whose shape is a function of the prompt's own length
-(`prompt_bucket` times `rows_of`), so that the result for a prompt does not depend on the other prompts of its
-batch; unused rows are padding. An incomplete batch waits a few steps for further prompts, unless half of the
-slots are free.
+Waiting replies are served in order of arrival; those with a lower priority number before all
+others, but no running reply is stopped for them. A prompt is computed once while its keys are in
+some slot: further replies to it copy any such slot, or reuse it once it is free. The last slot with
+a prompt that replies wait for is assigned to others only before their turn, so a request for many
+replies computes its prompt once, however few slots there are. Prompts are computed in batches whose
+shape is a function of the prompt's own length (`prompt_bucket` times `rows_of`), so that the result
+for a prompt does not depend on the other prompts of its batch; unused rows are padding. An
+incomplete batch waits a few steps for further prompts, unless half of the slots are free.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FINE = 32
 
 
 def prompt_bucket(length: int) -> int:
-    """Return the padded length of a prompt: 32, 64, 96, 128, then steps of a quarter to a half of the power
-    of two below.
+    """Return the padded length of a prompt: 32, 64, 96, 128, then steps of a quarter to a half of
+    the power of two below.
     """
     if length <= 4 * _FINE:
         return -(-length // _FINE) * _FINE
@@ -81,14 +81,14 @@ class Scheduler:
         return self._prompts.withdraw(ticket)
 
     def free(self, slot: int) -> None:
-        """Mark a slot as free; it keeps its prompt's keys until it is reused. Lower slots are reused
-        first.
+        """Mark a slot as free; it keeps its prompt's keys until it is reused. Lower slots are
+        reused first.
         """
         self._free.add(slot)
 
     def forget(self, slots: Iterable[int] | None = None) -> None:
-        """Mark these slots (all, by default) as holding no prompt, because the weights changed or the keys
-        are invalid.
+        """Mark these slots (all, by default) as holding no prompt, because the weights changed or
+        the keys are invalid.
         """
         for slot in list(self._prompts.held) if slots is None else slots:
             self._prompts.release(slot)
@@ -118,8 +118,8 @@ class Scheduler:
         return Copies(batch) if batch else None
 
     def _slot_for_copy(self, prompt: EnginePrompt) -> int | None:
-        """Return a free slot with this prompt, or the first of `_by_need` that is not the last one with a
-        prompt whose turn is no later.
+        """Return a free slot with this prompt, or the first of `_by_need` that is not the last one
+        with a prompt whose turn is no later.
         """
         for slot in prompt.holders:
             if slot in self._free:
@@ -130,21 +130,21 @@ class Scheduler:
         return next((slot for slot in self._by_need() if self._need(slot) > prompt.priority), None)
 
     def _by_need(self) -> list[int]:
-        """Return the free slots, those first whose prompts nothing needs, then those whose prompts are needed
-        last; lower ones first.
+        """Return the free slots, those first whose prompts nothing needs, then those whose prompts
+        are needed last; lower ones first.
         """
         return sorted(self._free, key=lambda slot: (-self._need(slot), slot))
 
     def _need(self, slot: int) -> float:
-        """Return the priority of the replies that wait for a slot's prompt, which no other slot holds;
-        infinite without any.
+        """Return the priority of the replies that wait for a slot's prompt, which no other slot
+        holds; infinite without any.
         """
         prompt = self._prompts.held.get(slot)
         return math.inf if prompt is None or len(prompt.holders) > 1 else prompt.priority
 
     def _take_prefill(self, priority: float) -> Prefill | None:
-        """Return the oldest prompt and others of its bucket; `_take_copies` has served the replies whose
-        prompt a slot holds.
+        """Return the oldest prompt and others of its bucket; `_take_copies` has served the replies
+        whose prompt a slot holds.
         """
         groups = {
             bucket: group

@@ -57,9 +57,10 @@ def build_engine(
 ) -> RolloutEngine:
     """Load the model and return the engine named by `rollout.name`, with room for the adapters.
 
-    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those of a `vllm`
-    engine over several, `log` is the log file of its processes. Raises ValueError for an unknown name,
-    `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter that does not fit.
+    `seed` makes weights that the checkpoint lacks the same in every `hf` engine; `gpus` are those
+    of a `vllm` engine over several, `log` is the log file of its processes. Raises ValueError for
+    an unknown name, `ModelPathError` for a path that is no model, `LoraTargetError` for an adapter
+    that does not fit.
     """
     rollout = config.rollout
     specs = {name: lora_spec(adapter_config.model) for name, adapter_config in (adapters or {}).items()}
@@ -98,7 +99,8 @@ def build_engine(
             attn_implementation="eager",  # which every model has; the engine replaces it where it can
             trust_remote_code=config.model.trust_remote_code,
         )
-    # Imported here because the driver imports this module too and does not need transformers' models.
+    # Imported here because the driver imports this module too and does not need transformers'
+    # models.
     from verl.workers.rollout.hf_engine import HFEngine
 
     source = config.model.tokenizer_path or str(config.model.path)
@@ -113,8 +115,8 @@ def build_engine(
 
 
 def check_served(path: str, max_model_len: int, *, trust_remote_code: bool = False) -> list[str]:
-    """Check by its configuration alone that the `hf` engine serves a model; return what a user has to know,
-    one line each.
+    """Check by its configuration alone that the `hf` engine serves a model; return what a user has
+    to know, one line each.
 
     Raises:
         ModelPathError: the path is no model.
@@ -139,19 +141,19 @@ def on_leader(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Co
 
 
 class RolloutWorker(Worker):
-    """Serves one engine. All methods run on one event loop, so weights change between two decode steps and
-    never within one.
+    """Serves one engine. All methods run on one event loop, so weights change between two decode
+    steps and never within one.
 
-    Where `update_weights` waits, for weights that arrive or for the processes of a `vllm` engine, it does so
-    in a thread: the loop answers `stats` and `collect` meanwhile. Requests that arrive, and calls that change
-    the engine, wait until a bucket is loaded.
+    Where `update_weights` waits, for weights that arrive or for the processes of a `vllm` engine,
+    it does so in a thread: the loop answers `stats` and `collect` meanwhile. Requests that arrive,
+    and calls that change the engine, wait until a bucket is loaded.
 
-    With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring ranks. The
-    first of them leads: it has the engine and serves its requests. The others only reserve their device;
-    methods for all ranks do nothing there.
+    With `rollout.tensor_model_parallel_size` = n, an engine spans the devices of n neighbouring
+    ranks. The first of them leads: it has the engine and serves its requests. The others only
+    reserve their device; methods for all ranks do nothing there.
 
-    Besides `generate`, requests can be sent in batches (`submit`) and their results fetched when done
-    (`collect`): one call per tick instead of one per request.
+    Besides `generate`, requests can be sent in batches (`submit`) and their results fetched when
+    done (`collect`): one call per tick instead of one per request.
 
     Args:
         config: model and rollout settings.
@@ -160,8 +162,8 @@ class RolloutWorker(Worker):
         num_threads: CPU threads of this process; 0 keeps torch's default.
         seed: see `build_engine`.
         adapters: the config of every adapter that requests may name.
-        log: log file of the processes of a `vllm` engine, with `-<rank>` before its suffix if there are
-            several engines.
+        log: log file of the processes of a `vllm` engine, with `-<rank>` before its suffix if there
+            are several engines.
     """
 
     def __init__(
@@ -196,8 +198,8 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def init_model(self, gpus: Sequence[str] = ()) -> None:
-        """Load the model; `gpus` is CUDA_VISIBLE_DEVICES of every rank of the group, needed for an engine
-        over several GPUs.
+        """Load the model; `gpus` is CUDA_VISIBLE_DEVICES of every rank of the group, needed for an
+        engine over several GPUs.
 
         Raises as `build_engine` does.
         """
@@ -227,8 +229,8 @@ class RolloutWorker(Worker):
         final: bool,
         adapter: str | None = None,
     ) -> None:
-        """Copy one `WeightBucket` into the weights, or into those of an adapter, in place; the final one ends
-        the update.
+        """Copy one `WeightBucket` into the weights, or into those of an adapter, in place; the
+        final one ends the update.
 
         Raises `RolloutError` for tensors that do not fit.
         """
@@ -265,8 +267,8 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @on_leader
     async def sleep(self) -> None:
-        """Cancel the open requests, whose episodes have ended, and free the memory that an idle engine does
-        not need.
+        """Cancel the open requests, whose episodes have ended, and free the memory that an idle
+        engine does not need.
         """
         open_tasks = [task for session in self._sessions.values() for task in session.open.values()]
         for task in open_tasks:
@@ -349,8 +351,8 @@ class RolloutWorker(Worker):
     def _ready(self) -> RolloutEngine:
         if self.leader != self.rank:
             raise RolloutError(
-                f"rank {self.rank} has no engine: its device belongs to the engine of rank {self.leader}; "
-                "call that rank"
+                f"rank {self.rank} has no engine: its device belongs to the engine of rank "
+                f"{self.leader}; call that rank"
             )
         if self._engine is None:
             raise RolloutError("the rollout worker has no model yet; call init_model first")

@@ -1,10 +1,10 @@
-"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own full
-forward pass.
+"""How the `hf` engine serves a model, decided by serving a miniature of it beside the model's own
+full forward pass.
 
-Two prompts of different lengths are computed and continued beside each other, across every window and every
-original position limit of the miniature, with fixed tokens. Log-probs after every token are compared with
-those of an eager forward pass over each row alone, and with those of the same row when the other one is not
-there.
+Two prompts of different lengths are computed and continued beside each other, across every window
+and every original position limit of the miniature, with fixed tokens. Log-probs after every token
+are compared with those of an eager forward pass over each row alone, and with those of the same row
+when the other one is not there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Served = SlotModel | RowModel
 MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "rows": RowModel}
 
 TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
-# by which a model's own decode step may differ from its own full pass, as where only one of them clamps
+# by which a model's own decode step may differ from its own full pass, as where only one of them
+# clamps
 OWN_DECODE = 0.2
 # prompts, in tokens; with the tokens after them below the position limit of a miniature
 BELOW_LIMIT = (
@@ -67,28 +68,29 @@ class Serving:
         lines = []
         if self.mode == "rows":
             lines.append(
-                f"replies are decoded one by one, each with transformers' own cache, because {self.reason}: "
-                "the time of a step grows with the number of replies; actor_rollout_ref.rollout.name=vllm is "
-                "faster where it serves this model"
+                "replies are decoded one by one, each with transformers' own cache, because "
+                f"{self.reason}: the time of a step grows with the number of replies; "
+                "actor_rollout_ref.rollout.name=vllm is faster where it serves this model"
             )
         if not self.same_bits:
             lines.append(
-                "the last bits of a reply depend on the replies beside it; its log-probs are exact to "
-                "rounding"
+                "the last bits of a reply depend on the replies beside it; its log-probs are exact "
+                "to rounding"
             )
         return lines
 
 
 def serving_of(config: Any, *, max_model_len: int) -> Serving:
-    """Return how the `hf` engine serves models of a configuration; the check runs once per configuration and
-    process.
+    """Return how the `hf` engine serves models of a configuration; the check runs once per
+    configuration and process.
 
     Args:
         config: of a causal language model, also one with a `text_config`.
         max_model_len: maximum number of tokens of prompt and reply together.
 
     Raises:
-        RolloutError: neither way is exact, or only below a shorter length; one line that names the keys.
+        RolloutError: neither way is exact, or only below a shorter length; one line that names the
+            keys.
     """
     results = _check(config)
     for serving in results:
@@ -97,16 +99,16 @@ def serving_of(config: Any, *, max_model_len: int) -> Serving:
     limit = max(serving.limit or 0 for serving in results)
     raise RolloutError(
         f"the hf engine serves {_name(config)} up to {limit} tokens, prompt and reply may have "
-        f"{max_model_len}: beyond {limit} positions the model computes earlier tokens anew, which sampled "
-        "tokens cannot follow; set data.max_prompt_length + data.max_response_length (and those of the "
-        f"agents) to at most {limit}"
+        f"{max_model_len}: beyond {limit} positions the model computes earlier tokens anew, which "
+        "sampled tokens cannot follow; set data.max_prompt_length + data.max_response_length (and "
+        f"those of the agents) to at most {limit}"
     )
 
 
 @dataclass
 class _Case:
-    """Prompts, their continuations, and the log-probs after the prompt and after every token but the last,
-    [tokens, vocab].
+    """Prompts, their continuations, and the log-probs after the prompt and after every token but
+    the last, [tokens, vocab].
     """
 
     prompts: list[list[int]]
@@ -128,7 +130,9 @@ class _Outcome:
 @once_per_configuration
 @one_thread()
 def _check(config: Any) -> list[Serving]:
-    """Return the exact ways to serve a model, the faster first; only the last one may be without a limit."""
+    """Return the exact ways to serve a model, the faster first; only the last one may be without a
+    limit.
+    """
     name = _name(config)
     try:
         model = miniature_model(config, attention="eager")
@@ -155,13 +159,15 @@ def _check(config: Any) -> list[Serving]:
     if exact:
         return exact[:1]
     raise RolloutError(
-        f"the hf engine serves {name} neither in slots ({reasons[0]}) nor row by row ({reasons[1]}); "
-        "use actor_rollout_ref.rollout.name=vllm"
+        f"the hf engine serves {name} neither in slots ({reasons[0]}) nor row by row "
+        f"({reasons[1]}); use actor_rollout_ref.rollout.name=vllm"
     )
 
 
 def _fault(outcome: _Outcome, allowed: float, limit: int | None) -> str:
-    """Return why a mode is not used, or nothing; a difference beyond the position limit is none below it."""
+    """Return why a mode is not used, or nothing; a difference beyond the position limit is none
+    below it.
+    """
     if outcome.error:
         return outcome.error
     if max(outcome.below, 0.0 if limit is not None else outcome.beyond) > allowed:
@@ -182,8 +188,8 @@ def _case(model: Any, lengths: Sequence[int]) -> _Case:
 
 
 def _full_passes(model: Any, *cases: _Case) -> None:
-    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave their
-    frequencies in the model.
+    """Compute the expected log-probs of every row alone, the shortest first: longer ones may leave
+    their frequencies in the model.
     """
     model = copy.deepcopy(model)
     rows = [
@@ -235,8 +241,8 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
 def _serve(
     serving_model: Served, case: _Case, row_indices: Sequence[int], count: int = TOKENS
 ) -> list[torch.Tensor]:
-    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in the
-    case.
+    """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in
+    the case.
     """
     buckets: dict[int, list[int]] = {}
     for i in row_indices:
@@ -259,8 +265,8 @@ def _serve(
 
 
 def position_limit(config: Any, small: Any) -> int | None:
-    """Return the number of positions beyond which a configuration may compute tokens otherwise; None if it
-    names none.
+    """Return the number of positions beyond which a configuration may compute tokens otherwise;
+    None if it names none.
 
     Args:
         config: the configuration.

@@ -1,7 +1,8 @@
 """State of every slot on the device, and the sampling step over all of them.
 
-One row per slot. The host keeps only what scheduling needs (active slots, lengths of rows); tokens and
-log-probs stay on the device until their reply is done, so a step costs one transfer of a small vector.
+One row per slot. The host keeps only what scheduling needs (active slots, lengths of rows); tokens
+and log-probs stay on the device until their reply is done, so a step costs one transfer of a small
+vector.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ FAILED = 3
 
 
 class SlotState:
-    """Positions, sampling parameters, random numbers and output of `slots` replies of at most `max_length`
-    tokens.
+    """Positions, sampling parameters, random numbers and output of `slots` replies of at most
+    `max_length` tokens.
     """
 
     def __init__(self, slots: int, max_length: int, device: torch.device) -> None:
@@ -69,8 +70,8 @@ class SlotState:
         sampling: Sequence[SamplingParams],
         uniforms: Sequence[np.ndarray],
     ) -> None:
-        """Start replies whose prompts end before position `prompt_lengths`; the next `step` samples their
-        first tokens.
+        """Start replies whose prompts end before position `prompt_lengths`; the next `step` samples
+        their first tokens.
         """
         rows = np.asarray(slots)
         self._host_active[rows] = True
@@ -96,8 +97,8 @@ class SlotState:
         )
 
     def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
-        """Sample a token for every active slot from logits [slots, vocab] and return the slots that ended as
-        (slot, end state).
+        """Sample a token for every active slot from logits [slots, vocab] and return the slots that
+        ended as (slot, end state).
         """
         count = self._count.unsqueeze(1)
         truncation = (self._truncated, self._top_p, self._top_k) if self._host_truncated.any() else None
@@ -128,8 +129,8 @@ class SlotState:
         )
 
     def stop(self, slots: Sequence[int], park_at: Sequence[int]) -> None:
-        """End replies. Later steps write their idle rows at position `park_at`, so that earlier positions are
-        not overwritten.
+        """End replies. Later steps write their idle rows at position `park_at`, so that earlier
+        positions are not overwritten.
         """
         rows = np.asarray(slots)
         index = torch.as_tensor(rows, device=self.device)

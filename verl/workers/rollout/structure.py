@@ -1,5 +1,5 @@
-"""Replies of the `hf` engine that follow a form: its grammar, compiled by xgrammar as in vLLM, and the mask
-of each next token.
+"""Replies of the `hf` engine that follow a form: its grammar, compiled by xgrammar as in vLLM, and
+the mask of each next token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LIMIT_S = 20.0
 
 
 class GrammarCompiler:
-    """Compiles `SamplingParams.structure`, one form at a time in a thread. xgrammar and the tokenizer are
-    loaded with the first.
+    """Compiles `SamplingParams.structure`, one form at a time in a thread. xgrammar and the
+    tokenizer are loaded with the first.
 
     Args:
         load_tokenizer: returns the tokenizer.
@@ -41,8 +41,8 @@ class GrammarCompiler:
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
 
     async def compile(self, structure: str) -> Any:
-        """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it, or it
-        takes too long to compile.
+        """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it,
+        or it takes too long to compile.
         """
         if self._compiler is None:
             await asyncio.to_thread(self._load)
@@ -86,8 +86,8 @@ class GrammarCompiler:
             with self._turn:
                 future.set_result(self._compiled(structure))
         except StructureError as error:
-            # As text: an error that is kept keeps, by its traceback, the frames of every request that it is
-            # raised in.
+            # As text: an error that is kept keeps, by its traceback, the frames of every request
+            # that it is raised in.
             future.set_result(str(error))
         except Exception as error:  # whatever it is, those that wait get it
             future.set_exception(error)
@@ -116,8 +116,8 @@ class SlotForms:
         return bool(self._matchers)
 
     def start(self, slot: int, grammar: Any, stop_token_ids: Sequence[int]) -> None:
-        """Begin a reply. Where its form is complete, only `stop_token_ids` may follow; the tokenizer's end
-        token if there are none.
+        """Begin a reply. Where its form is complete, only `stop_token_ids` may follow; the
+        tokenizer's end token if there are none.
         """
         import xgrammar
 
@@ -130,8 +130,8 @@ class SlotForms:
         self._matchers.pop(slot, None)
 
     def mask(self, logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and the slots
-        without an allowed one.
+        """Return a copy of logits `[slots, vocab]`, -inf where a form does not allow a token, and
+        the slots without an allowed one.
         """
         slots = list(self._matchers)
         vocab = logits.shape[1]
@@ -149,26 +149,28 @@ class SlotForms:
         return out, [slot for slot, some in zip(slots, possible, strict=True) if not some]
 
     def accept(self, tokens: torch.Tensor) -> None:
-        """Move every reply behind its token of `tokens` `[slots]`; one whose form has ended is no longer
-        masked.
+        """Move every reply behind its token of `tokens` `[slots]`; one whose form has ended is no
+        longer masked.
         """
         sampled = tokens.tolist()
         for slot, matcher in list(self._matchers.items()):
             if not matcher.accept_token(sampled[slot]):
                 raise RuntimeError(
-                    f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose mask it was "
-                    "sampled under"
+                    f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose "
+                    "mask it was sampled under"
                 )
             if matcher.is_terminated():
                 self.stop(slot)
 
 
 def _check_size(structure: str) -> None:
-    """Raise `StructureError` for a form that is too long, or nested too deeply for a parser that recurses."""
+    """Raise `StructureError` for a form that is too long, or nested too deeply for a parser that
+    recurses.
+    """
     if len(structure) > MAX_CHARACTERS:
         raise StructureError(
-            f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a smaller "
-            "schema"
+            f"the form has {len(structure)} characters, expected at most {MAX_CHARACTERS}; use a "
+            "smaller schema"
         )
     try:
         level = [json.loads(structure)]

@@ -14,8 +14,8 @@ from verl.protocol.generate import GenerateRequest, Generation
 
 @dataclass
 class Ticket:
-    """One request in progress: its replies, None while unfinished, the grammar that they follow, and the
-    number of unfinished ones.
+    """One request in progress: its replies, None while unfinished, the grammar that they follow,
+    and the number of unfinished ones.
     """
 
     request: GenerateRequest
@@ -55,7 +55,8 @@ class EnginePrompt:
         adapter: under which it is computed.
         bucket: padded length.
         arrival: number of the first waiting reply in order of arrival.
-        waiting: replies without a slot, those with the lowest priority number first, and of these the oldest.
+        waiting: replies without a slot, those with the lowest priority number first, and of these
+            the oldest.
         holders: slots with its keys, free or busy, oldest first.
         group: its key in `WaitingPrompts.to_compute`; None outside.
     """
@@ -80,8 +81,8 @@ class WaitingPrompts:
     Attributes:
         replies: number of waiting replies.
         held: prompt by slot.
-        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order of arrival;
-            no group is empty.
+        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order
+            of arrival; no group is empty.
     """
 
     def __init__(self, bucket_of: Callable[[int], int]) -> None:
@@ -120,8 +121,8 @@ class WaitingPrompts:
         return removed
 
     def assign(self, slot: int, prompt: EnginePrompt) -> PendingReply:
-        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting reply, and
-        return that reply.
+        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting
+        reply, and return that reply.
         """
         if slot not in prompt.holders:
             self.release(slot)
@@ -139,7 +140,9 @@ class WaitingPrompts:
             self._update(prompt)
 
     def _update(self, prompt: EnginePrompt) -> None:
-        """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and holders."""
+        """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and
+        holders.
+        """
         to = (
             (prompt.waiting[0].ticket.priority, prompt.bucket)
             if prompt.waiting and not prompt.holders

@@ -1,4 +1,6 @@
-"""New weights for a model in use: buckets of named tensors, checked as a whole before anything is written."""
+"""New weights for a model in use: buckets of named tensors, checked as a whole before anything is
+written.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def check_complete(missing: set[str], what: str = "weight update") -> None:
 
 
 class AdapterInbox:
-    """Tensors of adapters as they are received, bucket by bucket, and the versions of their current weights.
+    """Tensors of adapters as they are received, bucket by bucket, and the versions of their current
+    weights.
 
     Args:
         shapes: of every adapter's tensors, by the adapter's name and their names in PEFT's files.
@@ -60,8 +63,8 @@ class AdapterInbox:
         self._versions: dict[str, int] = {}
 
     def version(self, name: str) -> int:
-        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter or one
-        without weights.
+        """Return the version of an adapter's weights. Raises `RolloutError` for an unknown adapter
+        or one without weights.
         """
         if name not in self._shapes:
             raise RolloutError(
@@ -78,8 +81,9 @@ class AdapterInbox:
     ) -> dict[str, torch.Tensor] | None:
         """Keep one bucket; with the final one, return all of the adapter's tensors, to be loaded.
 
-        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or non-finite values
-        (nothing of the bucket is then kept), and at the final bucket when tensors are missing.
+        Raises `RolloutError` for an unknown adapter, unknown names, wrong shapes or non-finite
+        values (nothing of the bucket is then kept), and at the final bucket when tensors are
+        missing.
         """
         if name not in self._shapes:
             raise RolloutError(
@@ -99,12 +103,15 @@ class AdapterInbox:
         return received
 
     def set_version(self, name: str, version: int) -> None:
-        """Set the version of an adapter's weights, after the tensors that `take` returned are loaded."""
+        """Set the version of an adapter's weights, after the tensors that `take` returned are
+        loaded.
+        """
         self._versions[name] = version
 
 
 class WeightNames:
-    """Tracks which tensors of a model an update has sent: parameters, and the buffers of a checkpoint.
+    """Tracks which tensors of a model an update has sent: parameters, and the buffers of a
+    checkpoint.
 
     Tied parameters may be sent under any of their names.
 
@@ -119,8 +126,8 @@ class WeightNames:
         self._received: set[str] = set()
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Record one bucket and return the first name of each of its tensors. Raises `RolloutError` as
-        `check_bucket` does.
+        """Record one bucket and return the first name of each of its tensors. Raises `RolloutError`
+        as `check_bucket` does.
         """
         check_bucket(shapes, self._shapes)
         names = {name: self._first[id(self._tensors[name])] for name in shapes}
@@ -128,8 +135,8 @@ class WeightNames:
         return names
 
     def check_complete(self) -> None:
-        """End the update. Raises `RolloutError` when tensors are missing; the update then continues with the
-        next bucket.
+        """End the update. Raises `RolloutError` when tensors are missing; the update then continues
+        with the next bucket.
         """
         check_complete(set(self._first.values()) - self._received)
         self._received.clear()
@@ -146,11 +153,11 @@ class WeightLoader:
         self.open = False
 
     def load(self, named_tensors: Mapping[str, torch.Tensor], final: bool) -> None:
-        """Copy one bucket; the update is open until the final one. Tied parameters may be sent under any of
-        their names.
+        """Copy one bucket; the update is open until the final one. Tied parameters may be sent
+        under any of their names.
 
-        Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then copied), and
-        at the final bucket when parameters are missing (the update then stays open).
+        Raises `RolloutError` for unknown names and wrong shapes (nothing of the bucket is then
+        copied), and at the final bucket when parameters are missing (the update then stays open).
         """
         names = self._names.check(shapes_of(named_tensors))
         with torch.no_grad():

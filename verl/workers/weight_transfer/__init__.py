@@ -1,5 +1,5 @@
-"""Weight transfers from a policy to an engine: `base.py` has the protocol, every other file one transfer
-(`rollout.weight_transfer`), `broadcast/` the parts of `collective.py`.
+"""Weight transfers from a policy to an engine: `base.py` has the protocol, every other file one
+transfer (`rollout.weight_transfer`), `broadcast/` the parts of `collective.py`.
 
 Imports no torch, so that a name can be checked before torch is imported.
 """
@@ -12,7 +12,9 @@ EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def expandable_segments() -> bool:
-    """Return whether torch's allocator is set to expandable segments, whose memory CUDA IPC cannot share."""
+    """Return whether torch's allocator is set to expandable segments, whose memory CUDA IPC cannot
+    share.
+    """
     settings = ",".join(
         os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
@@ -22,8 +24,8 @@ def expandable_segments() -> bool:
 def chosen_transfer(name: str, device: str, shared: bool = True) -> str:
     """Return the transfer that a name stands for; all but `auto` stand for themselves.
 
-    On GPUs `auto` is `cuda_ipc` where policy and engine share them and CUDA IPC can be used, and `collective`
-    where they have GPUs of their own; otherwise it is `object_store`.
+    On GPUs `auto` is `cuda_ipc` where policy and engine share them and CUDA IPC can be used, and
+    `collective` where they have GPUs of their own; otherwise it is `object_store`.
 
     Args:
         name: `rollout.weight_transfer`.
@@ -38,7 +40,9 @@ def chosen_transfer(name: str, device: str, shared: bool = True) -> str:
 
 
 def transfer_exists(name: str) -> bool:
-    """Return whether `name` is `auto`, a file here or `module.Class` of a module that can be imported."""
+    """Return whether `name` is `auto`, a file here or `module.Class` of a module that can be
+    imported.
+    """
     module, _, cls = name.rpartition(".")
     if not module:
         return name == "auto" or (

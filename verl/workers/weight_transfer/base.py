@@ -15,17 +15,19 @@ import torch
 class WeightTransfer(ABC):
     """Sends tensors from one process to the processes that load them into a model.
 
-    The sender and every receiver each make an object. The handle that `send` returns is passed with the
-    request to load the bucket (as an argument of a worker's method, so a Ray object reference arrives as its
-    value), and every receiver calls `receive` for every bucket, in the order of sending.
+    The sender and every receiver each make an object. The handle that `send` returns is passed with
+    the request to load the bucket (as an argument of a worker's method, so a Ray object reference
+    arrives as its value), and every receiver calls `receive` for every bucket, in the order of
+    sending.
 
     Attributes:
-        direct: True if the processes of an engine (`vllm`) receive the weights of a model themselves;
-            otherwise the rollout worker receives them and passes them on in shared memory. The tensors of an
-            adapter are always received by the rollout worker.
-        every_rank: True if all ranks of the policy send, each with the whole bucket; handles are then
-            mappings by place, and receivers get their union. Otherwise rank 0 sends.
-        on_device: True if `send` gets tensors on the trainer's device; otherwise they are in CPU memory.
+        direct: True if the processes of an engine (`vllm`) receive the weights of a model
+            themselves; otherwise the rollout worker receives them and passes them on in shared
+            memory. The tensors of an adapter are always received by the rollout worker.
+        every_rank: True if all ranks of the policy send, each with the whole bucket; handles are
+            then mappings by place, and receivers get their union. Otherwise rank 0 sends.
+        on_device: True if `send` gets tensors on the trainer's device; otherwise they are in CPU
+            memory.
     """
 
     direct: ClassVar[bool] = False
@@ -34,7 +36,9 @@ class WeightTransfer(ABC):
 
     @abstractmethod
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> Any:
-        """Send one bucket to `receivers` processes, without waiting for them, and return its handle."""
+        """Send one bucket to `receivers` processes, without waiting for them, and return its
+        handle.
+        """
 
     @abstractmethod
     def receive(self, handle: Any) -> Mapping[str, torch.Tensor]:
@@ -113,8 +117,8 @@ class ReceivedWeights(Mapping[str, torch.Tensor]):
 
 
 def build_transfer(name: str) -> WeightTransfer:
-    """Return a new transfer: `shared_memory` names the class `SharedMemory` of that file here, `module.Class`
-    any other.
+    """Return a new transfer: `shared_memory` names the class `SharedMemory` of that file here,
+    `module.Class` any other.
 
     Raises ModuleNotFoundError or AttributeError when there is none.
     """

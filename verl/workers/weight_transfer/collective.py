@@ -1,11 +1,12 @@
-"""Weights by broadcast of `torch.distributed`: NCCL where every process has a GPU of its own, otherwise gloo.
-Works across nodes.
+"""Weights by broadcast of `torch.distributed`: NCCL where every process has a GPU of its own,
+otherwise gloo. Works across nodes.
 
-The sender is rank 0 of a process group apart from torch's default group; receivers are the other ranks. Every
-receiver keeps a connection to the sender (`Link`), over which it joins each update and confirms each bucket,
-so one that was restarted takes part in the next update. A bucket has arrived when all receivers have it: if
-one is lost, the others fail in the same bucket, and the whole update is to be repeated. A new group is formed
-when the receivers are not those of the group before, or that group failed, and only then.
+The sender is rank 0 of a process group apart from torch's default group; receivers are the other
+ranks. Every receiver keeps a connection to the sender (`Link`), over which it joins each update and
+confirms each bucket, so one that was restarted takes part in the next update. A bucket has arrived
+when all receivers have it: if one is lost, the others fail in the same bucket, and the whole update
+is to be repeated. A new group is formed when the receivers are not those of the group before, or
+that group failed, and only then.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ TIMEOUT_S = 300.0
 
 
 class Collective(WeightTransfer):
-    """Its handles name the sender's address, the update and the bucket, and have the names, dtypes and shapes
-    of the tensors.
+    """Its handles name the sender's address, the update and the bucket, and have the names, dtypes
+    and shapes of the tensors.
 
     Args:
         timeout_s: limit of every wait, in seconds.
@@ -38,14 +39,15 @@ class Collective(WeightTransfer):
         self._receiver: Receiver | None = None
 
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> dict[str, Any]:
-        """Queue the bucket for the thread that broadcasts; the first one after all before were released
-        begins an update.
+        """Queue the bucket for the thread that broadcasts; the first one after all before were
+        released begins an update.
         """
         self._sender = self._sender or Sender(self.timeout_s)
         return self._sender.send(tensors, receivers)
 
     def receive(self, handle: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Take part in the broadcast and return the tensors: on the GPU with NCCL, otherwise in CPU memory.
+        """Take part in the broadcast and return the tensors: on the GPU with NCCL, otherwise in CPU
+        memory.
 
         Raises:
             EngineGoneError: a process died or did not come in time; the engine has to be restarted.

@@ -1,10 +1,10 @@
-"""Weights in memory of the sender that the receivers map, copy from and let go: CUDA IPC between processes
-that use the same GPU.
+"""Weights in memory of the sender that the receivers map, copy from and let go: CUDA IPC between
+processes that use the same GPU.
 
-On a CPU the same is done with a file in shared memory. Every rank of the policy sends, and a receiver takes
-what is in the memory of its own GPU (node). A block begins with two numbers: one that the handle has as well,
-which is overwritten when the block is released, so that a late receiver gets an error and no other bytes; and
-the number of receivers that have copied it.
+On a CPU the same is done with a file in shared memory. Every rank of the policy sends, and a
+receiver takes what is in the memory of its own GPU (node). A block begins with two numbers: one
+that the handle has as well, which is overwritten when the block is released, so that a late
+receiver gets an error and no other bytes; and the number of receivers that have copied it.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class HostMemory:
 
 
 class GpuMemory:
-    """A block of torch's allocator; its export is what CUDA and torch's count of mappings need, for one
-    receiver.
+    """A block of torch's allocator; its export is what CUDA and torch's count of mappings need, for
+    one receiver.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         if expandable_segments():
             raise RolloutError(
-                f"CUDA IPC cannot share memory of expandable segments; unset {EXPANDABLE_SEGMENTS}, or "
-                f"{_OTHERWISE}"
+                "CUDA IPC cannot share memory of expandable segments; unset "
+                f"{EXPANDABLE_SEGMENTS}, or {_OTHERWISE}"
             )
         self.flat = torch.empty(size, dtype=torch.uint8, device=device)
         self.export = list(self.flat.untyped_storage()._share_cuda_())[1:]

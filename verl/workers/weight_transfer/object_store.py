@@ -1,5 +1,5 @@
-"""Weights through Ray's object store, which sends every bucket to each node once, bypassing the controller.
-Works across nodes.
+"""Weights through Ray's object store, which sends every bucket to each node once, bypassing the
+controller. Works across nodes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ObjectStore(WeightTransfer):
 
 
 def put(value: Any) -> Any:
-    """Return a reference to a value, which Ray resolves when it is passed as an argument; without Ray the
-    value itself.
+    """Return a reference to a value, which Ray resolves when it is passed as an argument; without
+    Ray the value itself.
     """
     if os.environ.get("WG_BACKEND") != "ray":
         return value

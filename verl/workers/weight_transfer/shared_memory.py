@@ -1,5 +1,5 @@
-"""Weights as files in shared memory that every process of this node maps: written once, never sent. Works
-within one node.
+"""Weights as files in shared memory that every process of this node maps: written once, never sent.
+Works within one node.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class SharedMemory(WeightTransfer):
 
 
 class Spool:
-    """A private folder of this process, in shared memory if that has room for twice `size` bytes, else in the
-    temporary folder.
+    """A private folder of this process, in shared memory if that has room for twice `size` bytes,
+    else in the temporary folder.
 
-    It is removed by `close`, with this object, or, if the process was killed, by the next spool on the node.
+    It is removed by `close`, with this object, or, if the process was killed, by the next spool on
+    the node.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,13 +75,15 @@ class Spool:
 
     @cached_property
     def scratch(self) -> Path:
-        """Another folder, in the temporary folder: for sockets and the temporary files of other processes."""
+        """Another folder, in the temporary folder: for sockets and the temporary files of other
+        processes.
+        """
         self._folders.append(_own_folder(Path(tempfile.gettempdir())))
         return self._folders[-1]
 
     def write(self, tensors: Mapping[str, torch.Tensor], name: str = "") -> Path:
-        """Write tensors as one safetensors file and return its path; an empty `name` is replaced by a random
-        one.
+        """Write tensors as one safetensors file and return its path; an empty `name` is replaced by
+        a random one.
         """
         path = self.folder / (name or f"{uuid.uuid4().hex}.safetensors")
         path.parent.mkdir(exist_ok=True)

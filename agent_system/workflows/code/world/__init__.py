@@ -1,1 +1,3 @@
-"""Problems and their tests: parsing, runs in the sandbox, judging, and preparation of public data sets."""
+"""Problems and their tests: parsing, runs in the sandbox, judging, and preparation of public data
+sets.
+"""

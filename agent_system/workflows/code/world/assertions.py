@@ -1,16 +1,17 @@
 """Conversion of tests that are assertions (HumanEval, MBPP) into calls with expected values.
 
-An assertion in the process of the tested program proves nothing, because the program could forge its result.
-So the assertions are run once, with the reference solution: its arguments and return values become the golden
-tests, and a program is called from outside with the same arguments. Where an assertion requires something
-other than a certain value (`abs(f(x) - y) < 1e-6`, `set(f(x)) == ...`), the assertions also become a special
-judge: they are run again, in a process without the program, with the program's answers substituted for the
-reference's wherever the arguments are the same.
+An assertion in the process of the tested program proves nothing, because the program could forge
+its result. So the assertions are run once, with the reference solution: its arguments and return
+values become the golden tests, and a program is called from outside with the same arguments. Where
+an assertion requires something other than a certain value (`abs(f(x) - y) < 1e-6`,
+`set(f(x)) == ...`), the assertions also become a special judge: they are run again, in a process
+without the program, with the program's answers substituted for the reference's wherever the
+arguments are the same.
 
-Arguments and answers keep Python's types. They are encoded as JSON; a type without a JSON form is an object
-with one key that begins with `$`: `{"$tuple": [1, 2]}`. Keyword arguments are `{"$named": {...}}` after the
-positional ones. The answer of a function that modifies its arguments is `{"$changed": [value, arguments]}`. A
-value that cannot be encoded is `{"$other": type}`.
+Arguments and answers keep Python's types. They are encoded as JSON; a type without a JSON form is
+an object with one key that begins with `$`: `{"$tuple": [1, 2]}`. Keyword arguments are
+`{"$named": {...}}` after the positional ones. The answer of a function that modifies its arguments
+is `{"$changed": [value, arguments]}`. A value that cannot be encoded is `{"$other": type}`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from agent_system.sandbox import FunctionCall, Reason, SandboxError, shared_sand
 from agent_system.sandbox.jail.callee import STARTER_CLASS
 from agent_system.workflows.code.world.problem import Case
 
-# Sources that run in the sandbox, inside functions, so that they do not collide with names of a program. A
-# program may end in the middle of a statement or a string: the `0` after it and the absence of triple quotes
-# keep the following source from completing it.
+# Sources that run in the sandbox, inside functions, so that they do not collide with names of a
+# program. A program may end in the middle of a statement or a string: the `0` after it and the
+# absence of triple quotes keep the following source from completing it.
 VALUES = """
 def encode(value, consume=True):
     import json
@@ -105,9 +106,9 @@ def {ANSWER_NAME}(name, given, typed):
     function = found[name] if name in found else getattr(found["{STARTER_CLASS}"](), name)
     return answered(function(*args, **named), before, args, named)
 """
-# Runs the assertions. `answer(args, named, reference)` provides the return value of each of their calls,
-# including those by the function's own name. Random numbers are the same in every run, independently of the
-# reference's draws.
+# Runs the assertions. `answer(args, named, reference)` provides the return value of each of their
+# calls, including those by the function's own name. Random numbers are the same in every run,
+# independently of the reference's draws.
 RUN = """
 def run(name, answer):
     import random
@@ -244,9 +245,9 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
     """Run the assertions with the reference.
 
     Returns:
-        The distinct calls as tests; the number of calls left out because their arguments or answer cannot be
-        encoded or exceed `sandbox.limits.output_kb`; the special judge that the assertions need, or an empty
-        text. When the reference fails them, the cause.
+        The distinct calls as tests; the number of calls left out because their arguments or answer
+        cannot be encoded or exceed `sandbox.limits.output_kb`; the special judge that the
+        assertions need, or an empty text. When the reference fails them, the cause.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -283,22 +284,22 @@ async def record(reference: str, check: str, function: str) -> tuple[list[Case],
 
 
 def _with_assertions(reference: str, check: str, function: str) -> str:
-    """Return the reference and the assertions, whose `check` becomes `_verl_check`: the function may have the
-    name `check` as well.
+    """Return the reference and the assertions, whose `check` becomes `_verl_check`: the function
+    may have the name `check` as well.
     """
     names = (f"_verl_function = {function}", check, "_verl_check = check", f"{function} = _verl_function")
     return "\n".join((reference, *names))
 
 
 def needs_judge(check: str, function: str, changeable: bool = False) -> bool:
-    """Return whether `check` has anything but assertions `candidate(...) == value`, for which equality of the
-    value suffices.
+    """Return whether `check` has anything but assertions `candidate(...) == value`, for which
+    equality of the value suffices.
 
     Args:
         check: source of the assertions.
         function: the function's own name, by which the assertions may also call it.
-        changeable: a call may modify its arguments; then they must be literals in the call, so that no other
-            assertion depends on them.
+        changeable: a call may modify its arguments; then they must be literals in the call, so that
+            no other assertion depends on them.
     """
     try:
         nodes = list(ast.walk(ast.parse(check)))
@@ -324,8 +325,8 @@ def needs_judge(check: str, function: str, changeable: bool = False) -> bool:
 
 
 def _is_plain(test: ast.expr, names: set[str], changeable: bool) -> bool:
-    """Return whether `test` compares one call of a function in `names` for equality with a value that needs
-    no such call.
+    """Return whether `test` compares one call of a function in `names` for equality with a value
+    that needs no such call.
     """
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return False

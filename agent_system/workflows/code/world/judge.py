@@ -2,9 +2,9 @@
 
 Values of Python's own types are encoded as in `assertions`: `{"$tuple": [1, 2]}`.
 
-Output is compared word by word, so white space does not count. An integer equals the same text, also with a
-fraction of zeros: 10.0 is 10, 0010 and +10 are not. A number may differ by the absolute or relative tolerance
-where the expected one has a fraction or exponent.
+Output is compared word by word, so white space does not count. An integer equals the same text,
+also with a fraction of zeros: 10.0 is 10, 0010 and +10 are not. A number may differ by the absolute
+or relative tolerance where the expected one has a fraction or exponent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def same_output(expected: str, output: str, tolerance: float) -> bool:
 
 
 def same_value(expected: Any, actual: Any, tolerance: float) -> bool:
-    """Return whether a function's return value is the expected one; both in their JSON form, in which tuples
-    are lists.
+    """Return whether a function's return value is the expected one; both in their JSON form, in
+    which tuples are lists.
 
-    A bool is not a number, 1 equals 1.0, and `tolerance` applies where the expected number is a float.
+    A bool is not a number, 1 equals 1.0, and `tolerance` applies where the expected number is a
+    float.
     """
     if isinstance(expected, bool) or isinstance(actual, bool) or expected is None or actual is None:
         return expected is actual
@@ -58,8 +59,8 @@ def same_python(expected: Any, actual: Any) -> bool:
 
 
 def python_key(value: Any) -> str:
-    """Return a text that is equal for two values if and only if Python considers them equal (1, 1.0, True;
-    sets), or both are NaN.
+    """Return a text that is equal for two values if and only if Python considers them equal (1,
+    1.0, True; sets), or both are NaN.
     """
     if isinstance(value, (bool, int, float)):
         return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
@@ -76,8 +77,8 @@ def python_key(value: Any) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return the plain JSON form of an encoded value, ignoring modified arguments: tuples and sets are lists,
-    keys are text.
+    """Return the plain JSON form of an encoded value, ignoring modified arguments: tuples and sets
+    are lists, keys are text.
 
     Raises:
         ValueError: there is no such form.
@@ -96,8 +97,8 @@ def as_json(value: Any) -> Any:
 
 
 def with_sorted_sets(plain: Any, answer: Any) -> Any:
-    """Return the JSON value `plain` with its lists in the order of `as_json` where the encoded `answer` has a
-    set.
+    """Return the JSON value `plain` with its lists in the order of `as_json` where the encoded
+    `answer` has a set.
     """
     answer = _value(answer)
     tag, content = _decoded(answer) if isinstance(answer, dict) else ("", answer)
@@ -122,7 +123,9 @@ def _non_finite(value: Any) -> Iterator[str]:
 
 
 def _decoded(value: dict[str, Any]) -> tuple[str, Any]:
-    """Return the tag and the value of an encoded type, or no tag and the object itself for a plain object."""
+    """Return the tag and the value of an encoded type, or no tag and the object itself for a plain
+    object.
+    """
     tag = next(iter(value), "")
     return (tag, value[tag]) if tag.startswith("$") and len(value) == 1 else ("", value)
 
@@ -142,7 +145,9 @@ def _pairs(content: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def same_kind(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are of the same type; int and float are one type, bool is another."""
+    """Return whether two JSON values are of the same type; int and float are one type, bool is
+    another.
+    """
     return {type(one), type(other)} <= {int, float} or type(one) is type(other)
 
 

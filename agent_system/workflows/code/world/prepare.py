@@ -1,5 +1,5 @@
-"""Conversion of raw tasks to rows: references are run on their tests in the sandbox; invalid tasks and tests
-are left out and counted.
+"""Conversion of raw tasks to rows: references are run on their tests in the sandbox; invalid tasks
+and tests are left out and counted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Preparation:
     Attributes:
         max_tests: maximum number of golden tests per task; the rest is left out.
         max_references: maximum number of solutions that are tried until one passes.
-        without_reference: keep tasks without a solution; the Tester is then rewarded for the form of its
-            tests only.
+        without_reference: keep tasks without a solution; the Tester is then rewarded for the form
+            of its tests only.
         tolerance: see `CodeEnvOptions`.
     """
 
@@ -47,8 +47,8 @@ class Preparation:
 def read_set(
     name: str, rows: Sequence[Mapping[str, Any]], where: str, first: dict[str, str] | None = None
 ) -> tuple[list[tuple[int, RawTask]], Counter[str]]:
-    """Return the tasks of a data set with their row numbers, and the number of unreadable ones; `first` as
-    for `prepare`.
+    """Return the tasks of a data set with their row numbers, and the number of unreadable ones;
+    `first` as for `prepare`.
 
     Raises:
         RowError: a row lacks a column; the message names the row.
@@ -116,8 +116,8 @@ async def prepare(
 
 
 async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
-    """Return the problem of a task whose reference passes its tests, or None, the counts of `prepare`, and
-    what went wrong.
+    """Return the problem of a task whose reference passes its tests, or None, the counts of
+    `prepare`, and what went wrong.
 
     Raises:
         SandboxError: the sandbox failed.
@@ -152,8 +152,8 @@ async def solve(raw: RawTask, preparation: Preparation) -> tuple[Problem | None,
 
 
 async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | None, Counter[str], str]:
-    """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a separate
-    process.
+    """Convert assertions; leave out calls that cannot be encoded or that the reference fails in a
+    separate process.
     """
     reference = raw.references[0]
     recording = await record(reference, raw.check, raw.function)

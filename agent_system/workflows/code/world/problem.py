@@ -37,15 +37,15 @@ class Problem:
 
     Attributes:
         cases: the golden tests.
-        function: the function to call, `name` or `Class.method`; empty for a program that reads stdin and
-            prints.
+        function: the function to call, `name` or `Class.method`; empty for a program that reads
+            stdin and prints.
         reference: a program that passes all golden tests; empty when there is none.
         checker: source of a special judge, empty for none: it defines
-            `judge(given, expected, found) -> bool`, which is run in the sandbox for answers that do not equal
-            the expected ones.
-        python_values: the golden tests come from assertions (`assertions`): arguments and answers keep
-            Python's types and equality, and the checker also defines `judge_answers()`, which reads
-            `[arguments, answer]` pairs on stdin and substitutes all of them.
+            `judge(given, expected, found) -> bool`, which is run in the sandbox for answers that do
+            not equal the expected ones.
+        python_values: the golden tests come from assertions (`assertions`): arguments and answers
+            keep Python's types and equality, and the checker also defines `judge_answers()`, which
+            reads `[arguments, answer]` pairs on stdin and substitutes all of them.
     """
 
     cases: tuple[Case, ...]
@@ -59,8 +59,8 @@ def read_problem(task: Task) -> Problem:
     """Return the problem of a task whose row was made by `rows.make_row`.
 
     Raises:
-        AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and what is
-            wrong.
+        AgentSystemError: `reward_model.ground_truth` holds no tests; the message names the task and
+            what is wrong.
     """
     try:
         function, cases = read_ground_truth(task.ground_truth)
@@ -75,8 +75,8 @@ def read_problem(task: Task) -> Problem:
 
 
 def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
-    """Return the function's name (empty for stdin) and the tests of the `inputs`/`outputs`/`fn_name` form of
-    APPS and verl.
+    """Return the function's name (empty for stdin) and the tests of the
+    `inputs`/`outputs`/`fn_name` form of APPS and verl.
 
     Raises:
         ValueError: `truth` does not have this form, or holds no test.
@@ -104,8 +104,8 @@ def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:
     for value in inputs:
         if not isinstance(value, list if function else str):
             raise ValueError(
-                f"an input must be {'a list of arguments' if function else 'text for stdin'}, found "
-                f"{value!r:.80}"
+                f"an input must be {'a list of arguments' if function else 'text for stdin'}, "
+                f"found {value!r:.80}"
             )
     if not function and not all(isinstance(value, str) for value in outputs):
         raise ValueError("an output must be text")

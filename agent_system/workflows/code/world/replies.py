@@ -7,8 +7,8 @@
     7
     </output>
 
-For a function, the input holds one argument per line and the output the value, all as JSON. An input without
-an output is not a test.
+For a function, the input holds one argument per line and the output the value, all as JSON. An
+input without an output is not a test.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ORDER = ("input", "/input", "output", "/output")
 
 @dataclass(frozen=True)
 class Suite:
-    """The tests of a reply, one per input; inputs whose words or values are equal in Python count as one:
-    `0 0` and `00 0.0`.
+    """The tests of a reply, one per input; inputs whose words or values are equal in Python count
+    as one: `0 0` and `00 0.0`.
 
     Attributes:
         cases: tests whose input has one output; they are run.
@@ -53,7 +53,9 @@ class Suite:
 
 
 def read_pairs(text: str) -> list[Pair]:
-    """Return every `<input>...</input>` that is followed by a non-empty `<output>...</output>`, in order."""
+    """Return every `<input>...</input>` that is followed by a non-empty `<output>...</output>`, in
+    order.
+    """
     pairs: list[Pair] = []
     ends: list[re.Match[str]] = []
     for tag in _TAG.finditer(text):
@@ -82,8 +84,8 @@ def read_tests(text: str, function: str, most: int) -> Suite:
     Args:
         text: see `read_pairs`.
         function: the function to call; empty for stdin.
-        most: maximum number of tests. Further tests are left out, and so is invalid JSON where JSON is
-            required.
+        most: maximum number of tests. Further tests are left out, and so is invalid JSON where JSON
+            is required.
     """
     cases: dict[str, Case] = {}
     contradictory: set[str] = set()
@@ -105,16 +107,16 @@ def read_tests(text: str, function: str, most: int) -> Suite:
 
 
 def _is_other(case: Case, first: Case, function: str) -> bool:
-    """Return whether two tests have the same input and different outputs. `00` and `0` are different inputs,
-    since a program reads text.
+    """Return whether two tests have the same input and different outputs. `00` and `0` are
+    different inputs, since a program reads text.
     """
     same_input = _plain(case.given, function) == _plain(first.given, function)
     return same_input and _plain(case.expected, function) != _plain(first.expected, function)
 
 
 def _parsed(test_input: Any, function: str) -> str:
-    """Return the key of an input: equal where the values, or the words read as numbers, are equal in
-    Python.
+    """Return the key of an input: equal where the values, or the words read as numbers, are equal
+    in Python.
     """
     return python_key(test_input if function else [_number(word) for word in test_input.split()])
 

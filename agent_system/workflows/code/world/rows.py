@@ -21,11 +21,12 @@ def make_row(
     index: int,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Return a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests, which no
-    prompt shows.
+    """Return a row: the prompt holds the task alone, `reward_model.ground_truth` the golden tests,
+    which no prompt shows.
 
     Args:
-        question: the task; the agents' prompts state how a program is called and the form of the answer.
+        question: the task; the agents' prompts state how a program is called and the form of the
+            answer.
         cases: the golden tests.
         function: the function to call; empty for programs that read stdin.
         reference: a right program, for the Tester's reward; empty for none.
@@ -40,8 +41,8 @@ def make_row(
     """
     if not question.strip() or not cases:
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} and "
-            f"{len(cases)} tests"
+            f"{data_source} {split} row {index}: needs a task and a test, found {question!r:.80} "
+            f"and {len(cases)} tests"
         )
     return {
         "data_source": data_source,

@@ -1,4 +1,6 @@
-"""Runs of programs on tests in the sandbox of this process; answers are judged outside of the sandbox."""
+"""Runs of programs on tests in the sandbox of this process; answers are judged outside of the
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ from agent_system.workflows.code.world.judge import (
 from agent_system.workflows.code.world.problem import Case, Problem
 
 LONGEST_ERROR = 200
-# Characters of answers that are judged on the event loop; more of them are judged in a thread, so that other
-# episodes continue.
+# Characters of answers that are judged on the event loop; more of them are judged in a thread, so
+# that other episodes continue.
 JUDGED_INLINE = 16_384
 
 
 class Truth(Enum):
-    """The answer of a test that is known to be right, the expected one or the one found; the other is judged
-    by it.
+    """The answer of a test that is known to be right, the expected one or the one found; the other
+    is judged by it.
     """
 
     EXPECTED = "expected"
@@ -59,20 +61,20 @@ class CaseResult:
 async def check_program(
     program: str, cases: Sequence[Case], problem: Problem, tolerance: float, truth: Truth = Truth.EXPECTED
 ) -> list[CaseResult]:
-    """Run a program on tests and return a result for each, in order. A test skipped because earlier ones
-    timed out is not passed.
+    """Run a program on tests and return a result for each, in order. A test skipped because earlier
+    ones timed out is not passed.
 
     Args:
         program: Python source.
         cases: the tests.
         problem: interface of the program and special judge for answers that are not equal.
-        tolerance: see `judge`; answers that keep Python's types are compared by Python's equality on golden
-            tests.
-        truth: EXPECTED for golden tests, FOUND for the reference on the Tester's tests, NEITHER for a program
-            on the Tester's tests. With NEITHER a special judge must approve of both answers, each with the
-            other as the expected one, because a judge that ignores the expected answer would approve of any.
-            On the Tester's tests it is not asked about answers of different types: `assert f(x)` approves of
-            a text where the value is True.
+        tolerance: see `judge`; answers that keep Python's types are compared by Python's equality
+            on golden tests.
+        truth: EXPECTED for golden tests, FOUND for the reference on the Tester's tests, NEITHER for
+            a program on the Tester's tests. With NEITHER a special judge must approve of both
+            answers, each with the other as the expected one, because a judge that ignores the
+            expected answer would approve of any. On the Tester's tests it is not asked about
+            answers of different types: `assert f(x)` approves of a text where the value is True.
     """
     exact = problem.python_values and truth is Truth.EXPECTED
     if problem.python_values:
@@ -134,8 +136,8 @@ def _judged(
 def _judged_exactly(
     results: Sequence[RunResult], cases: Sequence[Case], problem: Problem
 ) -> tuple[list[tuple[Any] | None], list[bool]]:
-    """Return the answers, and whether they equal the reference's; with a special judge for the others, the
-    types must be identical too.
+    """Return the answers, and whether they equal the reference's; with a special judge for the
+    others, the types must be identical too.
     """
     answers = [_answer(result, problem.function) for result in results]
     same = (lambda one, other: json.dumps(one) == json.dumps(other)) if problem.checker else same_python
@@ -167,12 +169,12 @@ def _can_be_judged(case: Case, answer: tuple[Any], truth: Truth) -> bool:
 async def _check_assertions(
     problem: Problem, answers: Sequence[tuple[Case, Any]], others: bool
 ) -> list[bool]:
-    """Return whether the assertions hold with answers substituted for the reference's: all together,
-    otherwise each alone.
+    """Return whether the assertions hold with answers substituted for the reference's: all
+    together, otherwise each alone.
 
     Args:
-        others: the answers to the other tests are right. Answers that are right one by one but not together
-            are then all wrong.
+        others: the answers to the other tests are right. Answers that are right one by one but not
+            together are then all wrong.
     """
 
     async def hold(*groups: Sequence[tuple[Case, Any]]) -> list[bool]:

@@ -1,8 +1,8 @@
-"""Parsing of the rows of public data sets: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP. Nothing is run
-here.
+"""Parsing of the rows of public data sets: APPS, CodeContests, LiveCodeBench, HumanEval, MBPP.
+Nothing is run here.
 
-A row without a required column raises `RowError`. Unreadable tests raise `ValueError`, which the caller
-counts.
+A row without a required column raises `RowError`. Unreadable tests raise `ValueError`, which the
+caller counts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RawTask:
     Attributes:
         question: the task in words, including starter code.
         references: programs that should be right.
-        readings: possible interpretations of its tests, each a function's name (empty for stdin) with tests;
-            the first one that a reference passes is used.
+        readings: possible interpretations of its tests, each a function's name (empty for stdin)
+            with tests; the first one that a reference passes is used.
         check: source of `check(candidate)`, where the tests are assertions instead.
         function: name of the function that is passed to `check`.
     """
@@ -73,8 +73,8 @@ def apps(row: Row) -> RawTask:
 
 
 def code_contests(row: Row) -> RawTask:
-    """Parse a row with `description`, `{private,generated,public}_tests` (`input`, `output`), `solutions`
-    (`language`, `solution`).
+    """Parse a row with `description`, `{private,generated,public}_tests` (`input`, `output`),
+    `solutions` (`language`, `solution`).
     """
     cases: list[Case] = []
     for name in ("private_tests", "generated_tests", "public_tests"):
@@ -90,8 +90,8 @@ def code_contests(row: Row) -> RawTask:
 
 
 def live_code_bench(row: Row) -> RawTask:
-    """Parse a row with `question_content`, `starter_code`, `public_test_cases`, `private_test_cases`,
-    `metadata`; it has no solutions.
+    """Parse a row with `question_content`, `starter_code`, `public_test_cases`,
+    `private_test_cases`, `metadata`; it has no solutions.
     """
     starter = str(row.get("starter_code") or "")
     public = _list(_parsed(_column(row, "public_test_cases"), "public_test_cases"), "public_test_cases")
@@ -127,8 +127,8 @@ def human_eval(row: Row) -> RawTask:
 
 
 def mbpp(row: Row) -> RawTask:
-    """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code` (or
-    `test_imports`).
+    """Parse a row with `text` (or `prompt`), `code`, `test_list`, and optionally `test_setup_code`
+    (or `test_imports`).
     """
     code = _text(row, "code")
     asserts = [str(line) for line in _list(_column(row, "test_list"), "test_list")]
@@ -171,7 +171,9 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _private(packed: Any) -> list[Any]:
-    """Parse LiveCodeBench's hidden tests: JSON, or JSON that is pickled, compressed and encoded as base64."""
+    """Parse LiveCodeBench's hidden tests: JSON, or JSON that is pickled, compressed and encoded as
+    base64.
+    """
     text = str(packed or "[]")
     if not text.lstrip().startswith("["):
         try:

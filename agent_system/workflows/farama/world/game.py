@@ -1,5 +1,5 @@
-"""A game in progress: the players to act, random moves of seats without an agent, and the returns of the
-team's players.
+"""A game in progress: the players to act, random moves of seats without an agent, and the returns
+of the team's players.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Game:
     """
 
     def __init__(self, world: World, random_seats: Sequence[str]) -> None:
-        """Assign the seats. Raises AgentSystemError for an unknown random seat, or when no seat is left for
-        the team.
+        """Assign the seats. Raises AgentSystemError for an unknown random seat, or when no seat is
+        left for the team.
         """
         unknown = [seat for seat in random_seats if seat not in world.seats]
         listed = ", ".join(world.seats)
@@ -49,8 +49,8 @@ class Game:
         self.players = [seat for seat in world.seats if seat not in random_seats]
         if not self.players:
             raise AgentSystemError(
-                f"env.params.random_seats names all seats ({listed}), so no player is left for the team; "
-                "remove one"
+                f"env.params.random_seats names all seats ({listed}), so no player is left for the "
+                "team; remove one"
             )
 
     def start(self, seed: int, options: Mapping[str, Any] | None) -> None:
@@ -72,10 +72,11 @@ class Game:
         return [] if self.over else [seat for seat in self.world.to_act if seat in self.players]
 
     def play(self, actions: Mapping[str, Any]) -> dict[str, float]:
-        """Make a move and the following moves of random seats; return the reward of each player of the team.
+        """Make a move and the following moves of random seats; return the reward of each player of
+        the team.
 
-        If all act at the same time, missing actions are drawn; if they act in turn, no move is made without
-        an action.
+        If all act at the same time, missing actions are drawn; if they act in turn, no move is made
+        without an action.
         """
         decided = {seat: actions[seat] for seat in self.movers if seat in actions}
         if self.world.simultaneous:
@@ -90,8 +91,8 @@ class Game:
         return self._earn(rewards)
 
     def draw(self, seat: str) -> Any:
-        """Return a random legal action that depends on the seed and the number of the move only, so that
-        copies draw the same.
+        """Return a random legal action that depends on the seed and the number of the move only, so
+        that copies draw the same.
         """
         random = Random(f"{self._seed}-{self.moves}-{seat}")
         space = self.world.space(seat)
@@ -124,8 +125,8 @@ class Game:
 
 
 def _offered(space: spaces.Space[Any], observation: Any, info: Mapping[str, Any]) -> list[Any]:
-    """Return the legal actions that a game without a mask lists under a name such as `legal_moves`; a random
-    text would end many games.
+    """Return the legal actions that a game without a mask lists under a name such as `legal_moves`;
+    a random text would end many games.
     """
     listed = [*info.items(), *(observation.items() if isinstance(observation, Mapping) else ())]
     for name, values in listed:
@@ -140,8 +141,8 @@ def _offered(space: spaces.Space[Any], observation: Any, info: Mapping[str, Any]
 
 
 def split(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return (observation without its mask of legal actions, mask); the mask is that of the observation, else
-    of the info, else None.
+    """Return (observation without its mask of legal actions, mask); the mask is that of the
+    observation, else of the info, else None.
     """
     if not isinstance(observation, Mapping) or "action_mask" not in observation:
         return observation, info.get("action_mask")

@@ -28,8 +28,9 @@ def make_world(env_id: str, api: str, kwargs: Mapping[str, Any]) -> World:
         return (AecWorld if api == "aec" else ParallelWorld)(make(**kwargs))
     except ModuleNotFoundError as error:
         raise AgentSystemError(
-            f"{where} needs the module {error.name!r}, which is not there; PettingZoo comes with the extra "
-            "verl-mas[farama], what some of its games need with its own, such as pettingzoo[classic]"
+            f"{where} needs the module {error.name!r}, which is not there; PettingZoo comes with "
+            "the extra verl-mas[farama], what some of its games need with its own, such as "
+            "pettingzoo[classic]"
         ) from error
     except (gymnasium.error.Error, TypeError, AssertionError) as error:
         hint = "; PettingZoo's games need env.params.api=aec or parallel" if api == "gymnasium" else ""

@@ -1,11 +1,11 @@
 """Copies of running environments, by pickling.
 
-`copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most of
-PettingZoo) are rebuilt from their constructor's arguments, so that a copy is silently a new game. Here their
-state is kept. Wrappers that look names up in what they wrap (`__getattr__`) cannot be unpickled by their
-class's rules: they are asked for a method before they have anything. Here they get their attributes without
-being asked. An object that cannot be pickled, as a handle of a simulator, is copied within the process by its
-own `__deepcopy__`.
+`copy.deepcopy` and plain `pickle` lose state: classes that derive from Gymnasium's `EzPickle` (most
+of PettingZoo) are rebuilt from their constructor's arguments, so that a copy is silently a new
+game. Here their state is kept. Wrappers that look names up in what they wrap (`__getattr__`) cannot
+be unpickled by their class's rules: they are asked for a method before they have anything. Here
+they get their attributes without being asked. An object that cannot be pickled, as a handle of a
+simulator, is copied within the process by its own `__deepcopy__`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Pickler(cloudpickle.Pickler):
 
     Args:
         buffer: receives the bytes.
-        parts: receives the objects with their own `__deepcopy__`, which the bytes then refer to; None pickles
-            them too.
+        parts: receives the objects with their own `__deepcopy__`, which the bytes then refer to;
+            None pickles them too.
     """
 
     def __init__(self, buffer: io.BytesIO, parts: list[Any] | None = None) -> None:
@@ -83,8 +83,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_wrapper(obj: Any) -> bool:
-    """Return whether an object looks names up by `__getattr__`, and has no rules of its own for copies, nor
-    slots.
+    """Return whether an object looks names up by `__getattr__`, and has no rules of its own for
+    copies, nor slots.
     """
     cls = type(obj)
     attributes = [name for base in cls.__mro__[:-1] for name in vars(base)]
@@ -110,8 +110,8 @@ def freeze(value: Any, name: str) -> bytes:
     """Return `value` as bytes; `name` describes it in messages.
 
     Raises:
-        AgentSystemError: `value` holds an object that cannot be copied, such as a window or a handle of a
-            simulator.
+        AgentSystemError: `value` holds an object that cannot be copied, such as a window or a
+            handle of a simulator.
     """
     buffer = io.BytesIO()
     try:
@@ -141,8 +141,8 @@ def thaw(frozen: bytes, name: str) -> Any:
 
 
 def duplicate(value: Any, name: str) -> Any:
-    """Return a copy of `value`: by pickling, or where that fails with the own `__deepcopy__` of the objects
-    that have one.
+    """Return a copy of `value`: by pickling, or where that fails with the own `__deepcopy__` of the
+    objects that have one.
 
     Raises:
         AgentSystemError: `value` holds an object that cannot be copied either way.
@@ -162,15 +162,17 @@ def duplicate(value: Any, name: str) -> Any:
 
 
 def _shared(value: Any, parts: list[Any]) -> bool:
-    """Return whether a part that is copied by itself refers to an object of the rest, as to its game: the
-    copy would go on with another one.
+    """Return whether a part that is copied by itself refers to an object of the rest, as to its
+    game: the copy would go on with another one.
     """
     inside = _reachable(parts, ())
     return bool((inside & _reachable([value], parts)) - {id(part) for part in parts})
 
 
 def _reachable(start: list[Any], stop: Iterable[Any]) -> set[int]:
-    """Return the ids of the objects with a state that are reached from some, not through those of `stop`."""
+    """Return the ids of the objects with a state that are reached from some, not through those of
+    `stop`.
+    """
     left = list(start)
     ended = {id(one) for one in stop}
     visited_ids: set[int] = set()
@@ -188,6 +190,6 @@ def _reachable(start: list[Any], stop: Iterable[Any]) -> set[int]:
 
 def _no_copy(name: str, error: Exception) -> AgentSystemError:
     return AgentSystemError(
-        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: use "
-        "rollout.sampling=parallel, or a world without such parts"
+        f"{name} cannot be copied: {type(error).__name__}: {error}; tree sampling needs copies: "
+        "use rollout.sampling=parallel, or a world without such parts"
     )

@@ -15,8 +15,8 @@ try:
     from gymnasium import spaces
 except ModuleNotFoundError as error:
     raise AgentSystemError(
-        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip install "
-        "'verl-mas[farama]'"
+        f"the farama workflow needs the package gymnasium ({error}); install the extra: pip "
+        "install 'verl-mas[farama]'"
     ) from error
 
 LONGEST_ACTION = 2000
@@ -30,8 +30,8 @@ class IllegalActionError(ValueError):
 
 
 def text_of(value: Any) -> str:
-    """Return an observation as text: arrays row by row, mappings line by line, floats with four significant
-    digits.
+    """Return an observation as text: arrays row by row, mappings line by line, floats with four
+    significant digits.
 
     Raises:
         AgentSystemError: an array of more than 1,024 numbers, such as an image.
@@ -39,8 +39,8 @@ def text_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if value.size > MOST_NUMBERS:
             raise AgentSystemError(
-                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be read as "
-                "text; subclass FaramaEnv and override describe()"
+                f"an observation of shape {value.shape} holds {value.size} numbers, too many to be "
+                "read as text; subclass FaramaEnv and override describe()"
             )
         return _array_text(value)
     if isinstance(value, Mapping):
@@ -61,7 +61,9 @@ def _array_text(array: np.ndarray) -> str:
 
 
 def legal_numbers(space: spaces.Discrete, mask: Any = None) -> list[int]:
-    """Return the actions of a Discrete space that are legal by `mask` ([n], 1 is legal; None allows all)."""
+    """Return the actions of a Discrete space that are legal by `mask` ([n], 1 is legal; None allows
+    all).
+    """
     return [int(space.start) + i for i in range(int(space.n)) if mask is None or mask[i]]
 
 
@@ -111,8 +113,8 @@ def actions_text(space: Any, names: Sequence[str] = (), mask: Any = None) -> str
 def read_action(space: Any, text: str, names: Sequence[str] = ()) -> Any:
     """Return the action of `space` that `text` denotes.
 
-    Discrete: one of `names`, in any case, or the number when there are no names. Text: the text. Other
-    spaces: JSON.
+    Discrete: one of `names`, in any case, or the number when there are no names. Text: the text.
+    Other spaces: JSON.
 
     Raises:
         IllegalActionError: `text` denotes no action.
@@ -166,8 +168,8 @@ def _convert(space: Any, value: Any) -> Any:
 
 
 def _array(space: Any, value: Any) -> np.ndarray:
-    """Return numbers as an array with the shape and dtype of `space`. Raises IllegalActionError for numbers
-    outside of the dtype.
+    """Return numbers as an array with the shape and dtype of `space`. Raises IllegalActionError for
+    numbers outside of the dtype.
     """
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(space.shape)

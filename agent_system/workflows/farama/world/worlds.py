@@ -1,5 +1,5 @@
-"""One interface for Gymnasium and PettingZoo: named players, players to act, observations, moves and
-rewards.
+"""One interface for Gymnasium and PettingZoo: named players, players to act, observations, moves
+and rewards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tasks: the code and the shelf of every product, 768 for training and 256 of the products that are held out.
+"""Tasks: the code and the shelf of every product, 768 for training and 256 of the products that are
+held out.
 
 Rows follow verl's schema; `extra_info` has what is asked and the product's code, for the metrics.
 """

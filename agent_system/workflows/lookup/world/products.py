@@ -46,8 +46,8 @@ def shelf_rule(seed: int) -> dict[str, str]:
 
 
 def products(seed: int) -> list[LookupProduct]:
-    """Return all 512 products. Every letter is the code of 64; 40 % are trap products, and 128 are held
-    out.
+    """Return all 512 products. Every letter is the code of 64; 40 % are trap products, and 128 are
+    held out.
     """
     rng = random.Random(f"lookup-{seed}")
     names = [f"{colour} {kind}" for colour, kind in product(COLOURS, KINDS)]

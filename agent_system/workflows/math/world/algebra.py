@@ -1,10 +1,10 @@
-r"""Equality of answers in LaTeX: read as a whole or not at all, compared by value or, where neither side is
-mathematics, as text.
+r"""Equality of answers in LaTeX: read as a whole or not at all, compared by value or, where neither
+side is mathematics, as text.
 
-Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and single
-expressions are read by the parser of latex2sympy2_extended with the case of letters kept and every number
-exact. Truth values are never compared: two equations are equal if they differ by a constant factor. Graders
-import this in processes of their own, since hostile texts take for ever.
+Lists, tuples, intervals, sets and relations are split here (`latex`), units are cut (`units`), and
+single expressions are read by the parser of latex2sympy2_extended with the case of letters kept and
+every number exact. Truth values are never compared: two equations are equal if they differ by a
+constant factor. Graders import this in processes of their own, since hostile texts take for ever.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from agent_system.workflows.math.world.latex import (
 )
 from agent_system.workflows.math.world.units import cut_unit
 
-# Digits to which a difference must be 0 where it cannot be decided otherwise: of numbers, and at the points
-# of an identity.
+# Digits to which a difference must be 0 where it cannot be decided otherwise: of numbers, and at
+# the points of an identity.
 DIGITS = 1000
 POINT_DIGITS = 150
-# Values of the letters in an identity; the letters, sorted, take them in turn from a different place at each
-# point.
+# Values of the letters in an identity; the letters, sorted, take them in turn from a different
+# place at each point.
 POINTS = tuple(
     sympy.Rational(*value)
     for value in [(7, 3), (-5, 7), (13, 11), (-17, 2), (3, 29), (37, 5), (-41, 31), (23, 19), (11, 17)]
@@ -88,8 +88,8 @@ _REPLACED = (
     (re.compile(r"(\))\s*(?=[(\d])"), r"\1 \\cdot "),
     (re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))"), ""),
 )
-# Products that do not commute, and names of several letters: as products of numbers they would be equal to
-# others.
+# Products that do not commute, and names of several letters: as products of numbers they would be
+# equal to others.
 _VECTOR = r"\\(?:vec|mathbf|boldsymbol|bm|overrightarrow)(?![A-Za-z])"
 _INVERSE = r"[A-Z]\s*\^\s*\{?\s*-\s*1\s*\}?"
 _NO_PRODUCT = re.compile(
@@ -105,7 +105,8 @@ _DERIVATIVE = re.compile(
     rf"|(?<![A-Za-z\\])d\s*({_LETTER_OF_A_DERIVATIVE})\s*/\s*d\s*({_LETTER_OF_A_DERIVATIVE})"
 )
 _SUBSCRIPT = re.compile(r"_\s*\{[^{}]*\}")
-# The letter d that is not within a command. The library takes it with the next letter for a differential.
+# The letter d that is not within a command. The library takes it with the next letter for a
+# differential.
 _DIFFERENTIAL = re.compile(
     r"(?<!\\)(?<!\\[A-Za-z])(?<!\\[A-Za-z]{2})(?<!\\[A-Za-z]{3})(?<!\\[A-Za-z]{4})d(?![A-Za-z]*\{|_)"
 )
@@ -116,8 +117,8 @@ class UnreadableError(ValueError):
 
 
 class _Reader(_Latex2Sympy):  # type: ignore[misc]
-    """The library's reader with exact numbers, products that are products, and real roots of negative
-    numbers.
+    """The library's reader with exact numbers, products that are products, and real roots of
+    negative numbers.
     """
 
     def parse_number(self, text: str) -> Any:
@@ -125,8 +126,8 @@ class _Reader(_Latex2Sympy):  # type: ignore[misc]
         return sympy.Rational(text.replace(",", ""))
 
     def convert_postfix_list(self, arr: Sequence[Any], i: int = 0) -> Any:
-        """Return the product of factors written side by side; a number after another one is a mistake, not a
-        mixed number.
+        """Return the product of factors written side by side; a number after another one is a
+        mistake, not a mixed number.
         """
         texts = [factor.getText() for factor in arr[i:]]
         if any(after[:1].isdigit() and not before.endswith("!") for before, after in pairwise(texts)):
@@ -158,8 +159,8 @@ class _Reader(_Latex2Sympy):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Value:
-    """One expression. Of `12%` the value is 12 and `percent` is set; `text` is what was read; `computed` is
-    the left side of a computation with its result, as of `\\cos(0)=1`.
+    """One expression. Of `12%` the value is 12 and `percent` is set; `text` is what was read;
+    `computed` is the left side of a computation with its result, as of `\\cos(0)=1`.
     """
 
     expression: Any
@@ -186,10 +187,11 @@ class Based:
 
 @dataclass(frozen=True)
 class Several:
-    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|` of a
-    union.
+    """A list (no brackets), tuple, set, interval or union, by the brackets around its members; `|`
+    of a union.
 
-    `name` is the letter of an interval that is written as `x>5`, or of several values as in `M=(1, 2)`.
+    `name` is the letter of an interval that is written as `x>5`, or of several values as in
+    `M=(1, 2)`.
     """
 
     brackets: str
@@ -199,8 +201,8 @@ class Several:
 
 @dataclass(frozen=True)
 class Related:
-    """A chain of sides with signs between them; `name` is set where the first side is a letter alone:
-    `x=5`.
+    """A chain of sides with signs between them; `name` is set where the first side is a letter
+    alone: `x=5`.
     """
 
     sides: tuple[Value, ...]
@@ -223,7 +225,9 @@ def read(text: str) -> Answer:
 
 
 def readable(text: str) -> bool:
-    """Return whether an answer is mathematics or a plain word, so that other spellings can be equal to it."""
+    """Return whether an answer is mathematics or a plain word, so that other spellings can be equal
+    to it.
+    """
     answer = read(text)
     if isinstance(answer, Several):
         return all(
@@ -282,8 +286,8 @@ def _based(digits: str, base: int) -> Based | None:
 
 
 def _is_word(text: str, plain: str) -> bool:
-    r"""Return whether a text is a name or a word: letters alone, two or more, that are not the product of a
-    few small letters.
+    r"""Return whether a text is a name or a word: letters alone, two or more, that are not the
+    product of a few small letters.
     """
     return re.fullmatch(r"[A-Za-z]{2,}", plain) is not None or (
         has_text_command(text) and _WORDS.fullmatch(plain) is not None
@@ -376,8 +380,8 @@ def _interval(values: Sequence[Value], signs: Sequence[str]) -> Several | None:
 
 
 def value(text: str) -> Value:
-    """Return an expression, without its unit and per cent sign. Raise UnreadableError if it is not one as a
-    whole.
+    """Return an expression, without its unit and per cent sign. Raise UnreadableError if it is not
+    one as a whole.
     """
     if _CLOCK.fullmatch(plain_spaces(text)):
         raise UnreadableError("a time of the day")
@@ -393,8 +397,8 @@ def value(text: str) -> Value:
 
 
 def expression(text: str) -> Any:
-    """Return the value of one expression in LaTeX, evaluated where that is exact. Raise UnreadableError if it
-    is not one.
+    """Return the value of one expression in LaTeX, evaluated where that is exact. Raise
+    UnreadableError if it is not one.
     """
     if "\\text" in text and has_text_command(text):
         raise UnreadableError("text within mathematics")
@@ -438,8 +442,8 @@ def _derivative(match: re.Match[str]) -> str:
 
 
 def _index_of_a_group(text: str) -> bool:
-    """Return whether something is under a group in braces that is no letter in a font or with an accent:
-    under a power, a fraction.
+    """Return whether something is under a group in braces that is no letter in a font or with an
+    accent: under a power, a fraction.
     """
     for match in _GROUP_WITH_INDEX.finditer(text):
         depth = 0
@@ -453,8 +457,8 @@ def _index_of_a_group(text: str) -> bool:
 
 
 def _apart(text: str) -> str:
-    """Return `text` with each letter d before another letter as a variable of its own: outside of integrals
-    it is no differential.
+    """Return `text` with each letter d before another letter as a variable of its own: outside of
+    integrals it is no differential.
     """
     pieces = list[str]()
     start = 0
@@ -467,7 +471,8 @@ def _apart(text: str) -> str:
 def equal(answer: str, truth: str) -> bool:
     """Return whether an answer means the same as the truth.
 
-    An integral, a sum, a product or a limit that the truth does not have is the question, not its answer.
+    An integral, a sum, a product or a limit that the truth does not have is the question, not its
+    answer.
     """
     if same_text(answer, truth):
         return True
@@ -496,8 +501,8 @@ def same(left: Answer, right: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot be read, as
-    they are.
+    """Return words in small letters, but `ABC`, whose letters are names, and formulas that cannot
+    be read, as they are.
     """
     if not _PLAIN_WORDS.fullmatch(text):
         return text
@@ -514,7 +519,8 @@ def _same_members(left: Several, right: Several) -> bool:
         return False
     named = [[_left_side(member) for member in several.members] for several in (left, right)]
     belong = any(len({name for name in names if name}) > 1 for names in named)
-    # The values of `x=1, y=0` belong to their names: without the names they have to be in the same order.
+    # The values of `x=1, y=0` belong to their names: without the names they have to be in the same
+    # order.
     if belong and all(map(same, left.members, right.members)):
         return True
     others = list(zip(named[1], right.members, strict=True))
@@ -534,7 +540,9 @@ def _same_members(left: Several, right: Several) -> bool:
 
 
 def _left_side(answer: Answer) -> str:
-    """Return what a value is the value of: `x` of `x=5`, `\\cos(0)` of `\\cos(0)=1`, nothing of `5`."""
+    """Return what a value is the value of: `x` of `x=5`, `\\cos(0)` of `\\cos(0)=1`, nothing of
+    `5`.
+    """
     if isinstance(answer, Value):
         return answer.computed
     return re.sub(r"[\s{}]", "", answer.name) if isinstance(answer, (Related, Several)) else ""
@@ -579,8 +587,8 @@ def _constant_factor(left: Any, right: Any) -> int:
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Return whether two values are equal; units must be, unless one is left out, and `12%` is 12 or 0.12, as
-    the other side has it.
+    """Return whether two values are equal; units must be, unless one is left out, and `12%` is 12
+    or 0.12, as the other side has it.
     """
     if left.unit and right.unit and left.unit != right.unit:
         return False
@@ -593,8 +601,8 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def same_expression(left: Any, right: Any) -> bool:
-    """Return whether two expressions are equal: exactly for rational numbers, to `DIGITS` for others, at
-    points for letters.
+    """Return whether two expressions are equal: exactly for rational numbers, to `DIGITS` for
+    others, at points for letters.
     """
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         if (
@@ -636,11 +644,11 @@ def _points(letters: set[Any]) -> list[dict[Any, Any]]:
 
 
 def _same_at_points(left: Any, right: Any, letters: set[Any]) -> bool:
-    """Return whether two expressions agree at every point where both are real, as `2\\ln x` and `\\ln x^2`
-    do.
+    """Return whether two expressions agree at every point where both are real, as `2\\ln x` and
+    `\\ln x^2` do.
 
-    Of fewer than `REAL_POINTS` such points those where the second is real decide; where it is real nowhere,
-    all points.
+    Of fewer than `REAL_POINTS` such points those where the second is real decide; where it is real
+    nowhere, all points.
     """
     agreed: list[tuple[bool, bool, bool]] = []
     for point in _points(letters):
@@ -661,8 +669,8 @@ def _is_real(number: Any) -> bool:
 
 
 def is_zero(number: Any, digits: int) -> bool:
-    """Return whether a number is 0: exactly if it is rational, else as far as `digits` digits show it,
-    without rounding small parts.
+    """Return whether a number is 0: exactly if it is rational, else as far as `digits` digits show
+    it, without rounding small parts.
     """
     if number.is_Rational:
         return bool(number == 0)

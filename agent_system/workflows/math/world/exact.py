@@ -1,8 +1,8 @@
-"""Exact parsing of numbers (integers, decimals, percentages, fractions), so that most answers need no grader
-process.
+"""Exact parsing of numbers (integers, decimals, percentages, fractions), so that most answers need
+no grader process.
 
-Nothing is evaluated: a number is matched by a regular expression of bounded length and converted to a
-`Fraction`.
+Nothing is evaluated: a number is matched by a regular expression of bounded length and converted to
+a `Fraction`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ _FUNCTIONS = frozenset(
         "det", "dim", "ker", "gcd", "lcm", "max", "lim", "sup", "inf", "arg",
     }
 )  # fmt: skip
-# Of words in parentheses these count things, as in `9 (quarters)`; without parentheses they change the value.
+# Of words in parentheses these count things, as in `9 (quarters)`; without parentheses they change
+# the value.
 _COUNTED = frozenset(
     {"times", "third", "thirds", "quarter", "quarters", "half", "halves", "each", "with", "for"}
 )
@@ -91,14 +92,17 @@ _CURRENCIES = {"€": "euro", "£": "pound"}
 
 @dataclass(frozen=True)
 class ExactNumber:
-    """A number as written, and its second possible value: `12%` is 12 or 0.12, `3 dozen` is 3 or 36.
+    """A number as written, and its second possible value: `12%` is 12 or 0.12, `3 dozen` is 3 or
+    36.
 
-    Data sets use either for the same answer, so the other side of the comparison decides between them.
+    Data sets use either for the same answer, so the other side of the comparison decides between
+    them.
 
     Attributes:
         value: the number as written.
         also: the second value, if there is one.
-        unit: in one spelling, empty for none: "kilometer", "dollar" and "pm" for `3 km`, `$5` and `7 p.m.`.
+        unit: in one spelling, empty for none: "kilometer", "dollar" and "pm" for `3 km`, `$5` and
+            `7 p.m.`.
         all_digits: the number is written without an exponent.
     """
 
@@ -108,8 +112,8 @@ class ExactNumber:
     all_digits: bool = True
 
     def equals(self, other: ExactNumber, tolerance: float = 0.0) -> bool:
-        """Return whether the two can be equal. Two numbers that both have second values are compared as
-        written; different units differ.
+        """Return whether the two can be equal. Two numbers that both have second values are
+        compared as written; different units differ.
 
         Args:
             other: the true number.
@@ -126,8 +130,8 @@ class ExactNumber:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A text split into sign, number and following words; `unit` is that of a currency sign, or one that is
-    no bare word.
+    """A text split into sign, number and following words; `unit` is that of a currency sign, or one
+    that is no bare word.
     """
 
     sign: int
@@ -137,8 +141,8 @@ class _Parts:
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """Return the number denoted by the text, or None; None also where following words may be variables or a
-    function (`2 ab`, `5 sin`).
+    """Return the number denoted by the text, or None; None also where following words may be
+    variables or a function (`2 ab`, `5 sin`).
     """
     parts = _parts(text)
     if parts is None or _may_be_letters(parts.words):
@@ -171,11 +175,11 @@ def exact_number(text: str) -> ExactNumber | None:
 
 
 def number_with_symbol(text: str) -> ExactNumber | None:
-    """Return a number with the symbol of a unit behind it and a blank between them, as `5 kJ mol^{-1}`; None
-    for any other text.
+    """Return a number with the symbol of a unit behind it and a blank between them, as
+    `5 kJ mol^{-1}`; None for any other text.
 
-    The letters may be variables as well, so only an answer to a number, or to a number with such a symbol, is
-    read so.
+    The letters may be variables as well, so only an answer to a number, or to a number with such a
+    symbol, is read so.
     """
     match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
     unit = bare_unit(match["unit"]) if match else ""
@@ -187,8 +191,8 @@ def number_with_symbol(text: str) -> ExactNumber | None:
 
 
 def is_number_and_word(text: str) -> bool:
-    """Return whether a text is a number, a blank and letters, which are the symbol of a unit or a mistake in
-    one.
+    """Return whether a text is a number, a blank and letters, which are the symbol of a unit or a
+    mistake in one.
     """
     match = _WITH_SYMBOL.fullmatch(normalise(text)) if len(text) <= MAX_CHARS else None
     return match is not None and re.fullmatch(r"[A-Za-z]{2,}", match["unit"]) is not None
@@ -233,7 +237,9 @@ def _parts(text: str) -> _Parts | None:
 
 
 def _may_be_letters(words: tuple[str, ...]) -> bool:
-    """Return whether one of the words may be a function or variables: up to two letters, no unit, no link."""
+    """Return whether one of the words may be a function or variables: up to two letters, no unit,
+    no link.
+    """
     last = len(words) - 1
     return any(
         word in _FUNCTIONS

@@ -1,5 +1,5 @@
-"""Comparison of an answer with the ground truth: exact where both are numbers, by value in another process
-otherwise.
+"""Comparison of an answer with the ground truth: exact where both are numbers, by value in another
+process otherwise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def shared_pool(workers: int = 0, timeout_s: float = 3.0) -> GraderPool:
 def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | None:
     """Compare without a grader process; return None when one is needed.
 
-    Two numbers are compared as fractions: without a tolerance 204 is not 205 and 0.333 is not 1/3. A unit on
-    one side only is ignored; 3 m is not 3 km.
+    Two numbers are compared as fractions: without a tolerance 204 is not 205 and 0.333 is not 1/3.
+    A unit on one side only is ignored; 3 m is not 3 km.
 
     Args:
         answer: the team's answer.
         truth: the ground truth.
-        tolerance: relative, for an answer printed by a program; integers are always compared exactly
-            (`close`).
+        tolerance: relative, for an answer printed by a program; integers are always compared
+            exactly (`close`).
     """
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return Verdict.DIFFERENT
@@ -52,8 +52,8 @@ def quick_grade(answer: str, truth: str, tolerance: float = 0.0) -> Verdict | No
 
 
 def _beside_symbol(answer: str, right: ExactNumber, tolerance: float) -> Verdict | None:
-    """Compare with a truth such as `5 dm`: the letters are a unit where the answer has one, and are not
-    exchanged.
+    """Compare with a truth such as `5 dm`: the letters are a unit where the answer has one, and are
+    not exchanged.
     """
     left = exact_number(answer)
     if left is None or not left.unit:
@@ -64,8 +64,8 @@ def _beside_symbol(answer: str, right: ExactNumber, tolerance: float) -> Verdict
 
 
 async def grade(answer: str, truth: str, pool: GraderPool, tolerance: float = 0.0) -> Verdict:
-    """Compare the content of the box, or a program's output, with the ground truth; only `Verdict.EQUAL` is
-    right.
+    """Compare the content of the box, or a program's output, with the ground truth; only
+    `Verdict.EQUAL` is right.
 
     The arguments are those of `quick_grade`.
 

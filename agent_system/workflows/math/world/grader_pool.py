@@ -31,8 +31,8 @@ CACHE_SIZE = 4096
 
 
 class GraderError(RuntimeError):
-    """A grader process cannot be started (its parser is missing, the process limit is reached). Unreadable
-    answers do not raise it.
+    """A grader process cannot be started (its parser is missing, the process limit is reached).
+    Unreadable answers do not raise it.
     """
 
 
@@ -60,7 +60,8 @@ class Approximate(NamedTuple):
 
 
 class GraderPool:
-    """Pool of up to `workers` processes that compare LaTeX answers; threads and event loops may share it.
+    """Pool of up to `workers` processes that compare LaTeX answers; threads and event loops may
+    share it.
 
     Args:
         workers: maximum number of processes; 0 means the number of cores, at most four.
@@ -80,8 +81,8 @@ class GraderPool:
         atexit.register(self.close)
 
     async def compare(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
-        """Compare in a thread; with a `number` the answer must be close only. Raises GraderError when no
-        grader can be started.
+        """Compare in a thread; with a `number` the answer must be close only. Raises GraderError
+        when no grader can be started.
         """
         if (cached_verdict := self._known(answer, truth, number)) is not None:
             return cached_verdict
@@ -171,7 +172,8 @@ class _GraderProcess:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        # Only the variables needed to find Python and its packages: the child must not see API keys.
+        # Only the variables needed to find Python and its packages: the child must not see API
+        # keys.
         env = {
             name: os.environ[name]
             for name in ("PATH", "PYTHONPATH", "HOME", "LANG", "LD_LIBRARY_PATH")
@@ -196,9 +198,9 @@ class _GraderProcess:
         if self._line(START_TIMEOUT_S) is None:
             self.kill()
             raise GraderError(
-                f"a math grader did not start (exit code {self._child.returncode}); is latex2sympy2_extended "
-                f"installed? pip install latex2sympy2_extended, then try: {sys.executable} {SCRIPT} 3 "
-                f"{MEMORY_BYTES}"
+                f"a math grader did not start (exit code {self._child.returncode}); is "
+                "latex2sympy2_extended installed? pip install latex2sympy2_extended, then try: "
+                f"{sys.executable} {SCRIPT} 3 {MEMORY_BYTES}"
             )
 
     def compare(self, answer: str, truth: str, number: Approximate | None) -> Verdict:
@@ -229,8 +231,8 @@ class _GraderProcess:
     def _died(self) -> Verdict:
         running = self.alive
         self.kill()
-        # A child that is still running after the wall-clock limit, or ended by its CPU timer, hangs. Any
-        # other end (memory) is an error.
+        # A child that is still running after the wall-clock limit, or ended by its CPU timer,
+        # hangs. Any other end (memory) is an error.
         return Verdict.TIMEOUT if running or self._child.returncode == -signal.SIGPROF else Verdict.ERROR
 
     def _line(self, timeout_s: float) -> bytes | None:

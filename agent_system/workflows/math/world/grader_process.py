@@ -1,12 +1,12 @@
-"""One grader process: reads (answer, truth, numbers, tolerance, all_digits) as JSON lines and writes one line
-with the verdict for each.
+"""One grader process: reads (answer, truth, numbers, tolerance, all_digits) as JSON lines and
+writes one line with the verdict for each.
 
-The comparison is made by `algebra`, or by `close` where `numbers` holds the values of an answer printed by a
-program and the truth is a real number. Both sides are parsed as LaTeX; nothing is passed to `sympify` or
-`eval`.
+The comparison is made by `algebra`, or by `close` where `numbers` holds the values of an answer
+printed by a program and the truth is a real number. Both sides are parsed as LaTeX; nothing is
+passed to `sympify` or `eval`.
 
-The file is run by its path, and of this project it imports the modules beside it alone, so that it starts in
-about a second and does not import the trainer. The trainer imports `close` from here.
+The file is run by its path, and of this project it imports the modules beside it alone, so that it
+starts in about a second and does not import the trainer. The trainer imports `close` from here.
 """
 
 import json
@@ -24,9 +24,9 @@ FLOAT_INTEGERS = 2**53
 def close(value: Fraction, truth: Fraction, tolerance: float, all_digits: bool) -> bool:
     """Return whether `value` equals `truth` up to the error of a computation with floats.
 
-    The two may differ by `tolerance * |truth|`, or by `tolerance ** 2` where the truth is 0. Integers are
-    compared exactly: if one of the two is an integer, and both are at most 2^53 or written with `all_digits`
-    (without an exponent), they must differ by less than 1/2.
+    The two may differ by `tolerance * |truth|`, or by `tolerance ** 2` where the truth is 0.
+    Integers are compared exactly: if one of the two is an integer, and both are at most 2^53 or
+    written with `all_digits` (without an exponent), they must differ by less than 1/2.
     """
     apart = abs(value - truth)
     if not apart or not tolerance:
@@ -40,8 +40,8 @@ def close(value: Fraction, truth: Fraction, tolerance: float, all_digits: bool) 
 
 
 def _without_trainer() -> None:
-    """Let modules beside this one be imported by their full names without the packages around them, which
-    import the trainer.
+    """Let modules beside this one be imported by their full names without the packages around them,
+    which import the trainer.
     """
     folder = Path(__file__).resolve().parent
     packages = [
@@ -91,8 +91,9 @@ def main() -> None:
     out.flush()
     for line in sys.stdin:
         arguments = json.loads(line)
-        # Limits CPU time, so a loaded machine does not change a verdict; the signal's default action ends the
-        # process even inside one long multiplication, and after the trainer has ended.
+        # Limits CPU time, so a loaded machine does not change a verdict; the signal's default
+        # action ends the process even inside one long multiplication, and after the trainer has
+        # ended.
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
         try:
             reply: dict[str, object] = {"correct": equal(*arguments)}

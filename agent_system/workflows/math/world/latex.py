@@ -1,5 +1,5 @@
-"""Answers as text: one spelling for what LaTeX and models write in several ways, and the parts of lists,
-tuples and relations.
+"""Answers as text: one spelling for what LaTeX and models write in several ways, and the parts of
+lists, tuples and relations.
 
 Nothing is evaluated here; the standard library suffices.
 """
@@ -62,8 +62,8 @@ _BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s+(?=\d{3}(?![\d/]))")
 
 
 def spelled(text: str) -> str:
-    r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating decimals; spaces
-    and `\text{}` stay.
+    r"""Return LaTeX with one spelling for signs, fractions, sizes of brackets and repeating
+    decimals; spaces and `\text{}` stay.
 
     Delimiters of mathematics around the whole, and punctuation after it, are removed.
     """
@@ -84,7 +84,9 @@ def spelled(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    r"""Return `text` in one spelling, without `\text{}` and with single blanks for all kinds of space."""
+    r"""Return `text` in one spelling, without `\text{}` and with single blanks for all kinds of
+    space.
+    """
     text = spelled(text)
     return spelled(_SPACE.sub(" ", _TEXT.sub(r" \1 ", text)))
 
@@ -124,8 +126,8 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def tokens(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield position, token and depth of brackets (that of the bracket's outside for brackets); ValueError if
-    they do not match.
+    """Yield position, token and depth of brackets (that of the bracket's outside for brackets);
+    ValueError if they do not match.
 
     An interval may open with `(` and close with `]`, and the reverse.
     """
@@ -146,9 +148,11 @@ def tokens(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def elements(text: str, thousands: bool = True) -> list[str]:
-    """Return the elements of a list: parts between commas, semicolons, `and` and `or` outside of brackets.
+    """Return the elements of a list: parts between commas, semicolons, `and` and `or` outside of
+    brackets.
 
-    With `thousands` a comma as in `1,234` is part of a number, which it is not in the tuple `(1,234)`.
+    With `thousands` a comma as in `1,234` is part of a number, which it is not in the tuple
+    `(1,234)`.
     """
     text = _OR.sub(",", text)
     cuts = [-1]
@@ -160,7 +164,9 @@ def elements(text: str, thousands: bool = True) -> list[str]:
 
 
 def _in_number(text: str, comma: int) -> bool:
-    """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34`, `1,2345`, `0,245`."""
+    """Return whether a comma separates thousands: `1,234`, but not `1, 234`, `12,34`, `1,2345`,
+    `0,245`.
+    """
     before = re.search(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})*$", text[:comma])
     return (
         text[comma] == "," and before is not None and re.match(r"\d{3}(?!\d)", text[comma + 1 :]) is not None
@@ -168,8 +174,8 @@ def _in_number(text: str, comma: int) -> bool:
 
 
 def in_brackets(text: str) -> tuple[str, str, str] | None:
-    """Return opening bracket, content and closing bracket if one pair is around the whole, else None. Braces
-    of LaTeX are no brackets.
+    """Return opening bracket, content and closing bracket if one pair is around the whole, else
+    None. Braces of LaTeX are no brackets.
     """
     latex_tokens = list(tokens(text))
     if (
@@ -200,7 +206,9 @@ def split_at(text: str, separator: str) -> list[str]:
 
 
 def relation(text: str) -> tuple[list[str], list[str]]:
-    """Return the sides and the signs of a chain such as `0<x<1`; one side and no sign for an expression."""
+    """Return the sides and the signs of a chain such as `0<x<1`; one side and no sign for an
+    expression.
+    """
     sides = list[str]()
     signs = list[str]()
     start = 0

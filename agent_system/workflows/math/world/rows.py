@@ -15,14 +15,17 @@ from agent_system.workflows.math.world.grade import MAX_ANSWER_CHARS
 ONLY_AS_TEXT = "have an answer that the grader cannot read: only its own text is right"
 # Words that sets write where a problem has no answer that can be compared.
 NO_ANSWERS = {"proof", "notfound", "not found", "none", "n/a", "na", "nan", "null"}
-# A cell that holds messages or objects may be their JSON text; an answer such as `[-2, 7]` is its own.
+# A cell that holds messages or objects may be their JSON text; an answer such as `[-2, 7]` is its
+# own.
 STORED_AS_TEXT = ("prompt", "messages", "reward_model", "extra_info")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GSM8K = re.compile(r"(?:^|\n)\s*####\s*(.+?)\s*\Z")
 
 
 def names_no_answer(answer: str) -> bool:
-    """Return whether an answer says that there is none, such as "proof" for a problem that asks for one."""
+    """Return whether an answer says that there is none, such as "proof" for a problem that asks for
+    one.
+    """
     return answer.strip().strip("\"'.$").lower() in NO_ANSWERS
 
 
@@ -44,8 +47,8 @@ def make_row(
     """
     if not problem.strip() or not ground_truth.strip():
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a problem and an answer, found {problem!r:.80} and "
-            f"{ground_truth!r:.80}"
+            f"{data_source} {split} row {index}: needs a problem and an answer, found "
+            f"{problem!r:.80} and {ground_truth!r:.80}"
         )
     return {
         "data_source": data_source,
@@ -69,7 +72,9 @@ def only_as_text(answer: str) -> bool:
 
 
 def find_problem(row: Mapping[str, Any]) -> str:
-    """Return the question of a row: its `problem` or `question`, else the user's messages of its `prompt`."""
+    """Return the question of a row: its `problem` or `question`, else the user's messages of its
+    `prompt`.
+    """
     text = row.get("problem") or row.get("question")
     messages = row.get("prompt")
     if not text and isinstance(messages, list):
@@ -82,11 +87,11 @@ def find_problem(row: Mapping[str, Any]) -> str:
 
 
 def find_answer(row: Mapping[str, Any]) -> str:
-    r"""Return the final answer of a MATH-style row: its `answer`, its ground truth in verl's schema, else the
-    last `\boxed{}` of its `solution`; empty if there is none.
+    r"""Return the final answer of a MATH-style row: its `answer`, its ground truth in verl's
+    schema, else the last `\boxed{}` of its `solution`; empty if there is none.
 
-    The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it is what
-    follows `####`.
+    The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it
+    is what follows `####`.
     """
     candidates = (row.get(name) for name in ("answer", "final_answer"))
     answer = next((one for one in candidates if one is not None and str(one).strip()), None)
@@ -104,7 +109,9 @@ def find_answer(row: Mapping[str, Any]) -> str:
 
 
 def _texts(answer: Any) -> list[str]:
-    """Return the texts of a list stored as JSON text; empty for all else, as the interval `[-2, 7]`."""
+    """Return the texts of a list stored as JSON text; empty for all else, as the interval
+    `[-2, 7]`.
+    """
     try:
         texts = json.loads(answer) if isinstance(answer, str) and answer.lstrip()[:1] == "[" else []
     except (ValueError, RecursionError):

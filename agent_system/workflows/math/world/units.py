@@ -60,8 +60,8 @@ _GROUP = rf"\\(?:{TEXT_COMMANDS}|rm)\s*\{{([^{{}}]*)\}}"
 _EXPONENT = r"\s*\^\s*(?:\{\s*([+-]?\d{1,2})\s*\}|([+-]?\d))"
 _DEGREE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree"
 _SYMBOL = r"\\AA|\\Omega|\\mu"
-# One piece of a unit: a group of text, a degree sign, or a symbol with a command of its own; after it an
-# exponent.
+# One piece of a unit: a group of text, a degree sign, or a symbol with a command of its own; after
+# it an exponent.
 _PIECE = re.compile(rf"(?:{_GROUP}|({_DEGREE})|({_SYMBOL})(?![A-Za-z]))(?:{_EXPONENT})?")
 _PIECES = rf"(?:\\(?:{TEXT_COMMANDS})\s*\{{[^{{}}]*\}}|\^\s*\{{?\s*[+-]?\d\s*\}}?|\\cdot(?![A-Za-z])|[\s~]|\\[,;: ])+"
 _QUOTIENT = re.compile(rf"\\frac\s*\{{({_PIECES})\}}\s*\{{({_PIECES})\}}$")
@@ -72,10 +72,11 @@ _WORD = re.compile(
 
 
 def cut_unit(text: str) -> tuple[str, str]:
-    r"""Return an answer without the unit at its end, and the unit in one spelling; empty if there is none.
+    r"""Return an answer without the unit at its end, and the unit in one spelling; empty if there
+    is none.
 
-    A unit is text (`\text{}`, `\mathrm{}`), a degree sign or a symbol such as `\AA`, after a value. Text that
-    is no unit stays.
+    A unit is text (`\text{}`, `\mathrm{}`), a degree sign or a symbol such as `\AA`, after a value.
+    Text that is no unit stays.
 
     Args:
         text: from `spelled`.
@@ -129,8 +130,8 @@ def _unit(text: str) -> str:
 
 
 def _add(powers: Counter[str], words: str, power: int, sign: int) -> int:
-    """Add the units of words, of which the last has the power; return the sign of what follows, 0 if they are
-    no unit.
+    """Add the units of words, of which the last has the power; return the sign of what follows, 0
+    if they are no unit.
     """
     place = 0
     times = 1
@@ -162,8 +163,8 @@ def _add(powers: Counter[str], words: str, power: int, sign: int) -> int:
 
 
 def bare_unit(text: str) -> str:
-    r"""Return a unit in symbols without `\text{}` (`kJ mol^{-1}`, `m/s^2`) in one spelling; empty if one of
-    its words is no symbol.
+    r"""Return a unit in symbols without `\text{}` (`kJ mol^{-1}`, `m/s^2`) in one spelling; empty
+    if one of its words is no symbol.
     """
     powers: Counter[str] = Counter()
     words = re.findall(r"[A-Za-zμµΩ]+", re.sub(_EXPONENT, "", text).replace("\\cdot", ""))
@@ -179,8 +180,8 @@ def unit_of_words(words: tuple[str, ...]) -> str:
 
 
 def unit_name(word: str) -> str:
-    """Return the one spelling of a unit: the same for `feet`, `ft` and `foot`, for `box` and `boxes`, for
-    `kJ` and `kilojoules`.
+    """Return the one spelling of a unit: the same for `feet`, `ft` and `foot`, for `box` and
+    `boxes`, for `kJ` and `kilojoules`.
     """
     for spelling in (word, word.removesuffix("s")):
         if spelling in _NAMES:
@@ -198,8 +199,8 @@ def unit_name(word: str) -> str:
 
 
 def _written(powers: Counter[str]) -> str:
-    # `meter` loses no letter, `metre`'s and plurals' endings are gone: compare what `unit_name` leaves of
-    # both.
+    # `meter` loses no letter, `metre`'s and plurals' endings are gone: compare what `unit_name`
+    # leaves of both.
     names = Counter[str]()
     for name, power in powers.items():
         names[name.removesuffix("e")] += power

@@ -1,5 +1,5 @@
-"""Maps generated from a seed, each solvable, with the length of its shortest path; training and test sets are
-disjoint.
+"""Maps generated from a seed, each solvable, with the length of its shortest path; training and
+test sets are disjoint.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PlanPathDifficulty:
             )
         if not 1 <= self.min_path <= self.max_path or self.min_path >= self.size**2:
             raise AgentSystemError(
-                f"needs 1 <= min_path <= max_path and min_path below the number of cells ({self.size**2}), "
-                f"found min_path {self.min_path} and max_path {self.max_path}"
+                "needs 1 <= min_path <= max_path and min_path below the number of cells "
+                f"({self.size**2}), found min_path {self.min_path} and max_path {self.max_path}"
             )
 
 
@@ -69,7 +69,8 @@ def draw_map(rng: random.Random, difficulty: PlanPathDifficulty) -> GridMap:
 def generate(
     count: int, seed: int, difficulty: PlanPathDifficulty | None = None, *, exclude: Collection[str] = ()
 ) -> list[GridMap]:
-    """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its arguments.
+    """Return `count` distinct maps whose texts are not in `exclude`; deterministic in its
+    arguments.
 
     Raises:
         AgentSystemError: there are too few different maps of this difficulty.
@@ -85,8 +86,8 @@ def generate(
             repeats += 1
             if repeats > MOST_DRAWS:
                 raise AgentSystemError(
-                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise size or ask "
-                    "for fewer"
+                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise "
+                    "size or ask for fewer"
                 )
             continue
         used_texts.add(grid.text)
@@ -103,7 +104,9 @@ def generate_split(
 
 
 def to_row(grid: GridMap, index: int, split: str) -> dict[str, Any]:
-    """Return the map as a row of verl's schema; the ground truth is the length of the shortest path."""
+    """Return the map as a row of verl's schema; the ground truth is the length of the shortest
+    path.
+    """
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": grid.text}],

@@ -22,8 +22,8 @@ class GridMap:
         height, width: in cells.
         walls: cells that cannot be entered.
         start, goal: cells.
-        distances: [height * width], length of the shortest path from each cell to the goal; -1 for walls and
-            unreachable cells.
+        distances: [height * width], length of the shortest path from each cell to the goal; -1 for
+            walls and unreachable cells.
     """
 
     height: int
@@ -61,8 +61,8 @@ class GridMap:
         return goal_row - row, goal_column - column
 
     def shortest_moves(self, cell: int) -> str:
-        """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the goal or
-        when there is no path.
+        """Return a shortest path to the goal, with ties broken in the order U D L R; empty at the
+        goal or when there is no path.
         """
         moves = []
         while self.distances[cell] > 0:
@@ -100,8 +100,8 @@ def parse_map(text: str) -> GridMap:
     """Parse rows of `.` (free), `#` (wall), `S` (start) and `G` (goal).
 
     Raises:
-        AgentSystemError: rows of different lengths, other characters, not exactly one start and one goal,
-            more than 64 rows or columns, or an unreachable goal.
+        AgentSystemError: rows of different lengths, other characters, not exactly one start and one
+            goal, more than 64 rows or columns, or an unreachable goal.
     """
     rows = [row.strip() for row in text.strip().splitlines()]
     width = len(rows[0]) if rows else 0
@@ -119,7 +119,8 @@ def parse_map(text: str) -> GridMap:
     if unknown or cells.count(START) != 1 or cells.count(GOAL) != 1:
         raise AgentSystemError(
             f"a map is made of {FREE} {WALL} and exactly one {START} and one {GOAL}, found "
-            f"{cells.count(START)} {START}, {cells.count(GOAL)} {GOAL} and the characters {unknown!r:.80}"
+            f"{cells.count(START)} {START}, {cells.count(GOAL)} {GOAL} and the characters "
+            f"{unknown!r:.80}"
         )
     walls = frozenset(cell for cell, sign in enumerate(cells) if sign == WALL)
     grid = make_map(len(rows), width, walls, cells.index(START), cells.index(GOAL))

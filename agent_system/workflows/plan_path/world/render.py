@@ -21,8 +21,8 @@ COLOURS = {
 
 
 def grid_text(grid: GridMap, state: PlanPathState) -> str:
-    """Return the whole map with the position `@` and the goal `G`, one row per line, and the coordinates of
-    both.
+    """Return the whole map with the position `@` and the goal `G`, one row per line, and the
+    coordinates of both.
     """
     (row, column), (goal_row, goal_column) = grid.place(state.cell), grid.place(grid.goal)
     rows = grid.text.replace("S", ".").splitlines()
@@ -32,11 +32,12 @@ def grid_text(grid: GridMap, state: PlanPathState) -> str:
 
 
 def compact_text(grid: GridMap, state: PlanPathState, radius: int) -> str:
-    """Return the offset of the goal, the visits of this cell, and for each move the `radius` cells straight
-    ahead, nearest first.
+    """Return the offset of the goal, the visits of this cell, and for each move the `radius` cells
+    straight ahead, nearest first.
 
-    Signs are separated by spaces and the layout is the same in every state, so that a tiny model finds each
-    cell at a fixed position: `G` goal, `#` wall or outside, `.` free, `1` to `9` visits of a free cell.
+    Signs are separated by spaces and the layout is the same in every state, so that a tiny model
+    finds each cell at a fixed position: `G` goal, `#` wall or outside, `.` free, `1` to `9` visits
+    of a free cell.
     """
     down, right = grid.way_to_goal(state.cell)
     way = f"{'D' if down >= 0 else 'U'} {abs(down)} {'R' if right >= 0 else 'L'} {abs(right)}"
@@ -60,11 +61,11 @@ def _sign(grid: GridMap, state: PlanPathState, row: int, column: int) -> str:
 
 
 def replay(grid: GridMap, actions: Sequence[str], max_moves: int) -> list[int]:
-    """Return the start and every cell entered in an episode, given the Executor's actions from a trajectory
-    file.
+    """Return the start and every cell entered in an episode, given the Executor's actions from a
+    trajectory file.
 
-    Illegal moves, moves beyond `max_moves` and unreadable actions do not change the position, as in the
-    environment.
+    Illegal moves, moves beyond `max_moves` and unreadable actions do not change the position, as in
+    the environment.
     """
     cells = [grid.start]
     for action in actions:
@@ -75,7 +76,8 @@ def replay(grid: GridMap, actions: Sequence[str], max_moves: int) -> list[int]:
 def save_gif(
     path: Path, grid: GridMap, cells: Sequence[int], *, cell_pixels: int = 24, frame_ms: int = 250
 ) -> None:
-    """Write an episode as an animated GIF, one frame per cell of `cells` (the start first); needs pillow.
+    """Write an episode as an animated GIF, one frame per cell of `cells` (the start first); needs
+    pillow.
 
     Raises:
         ValueError: `cells` is empty.

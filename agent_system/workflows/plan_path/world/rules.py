@@ -1,4 +1,6 @@
-"""State transitions: moves are made in order until a move is illegal or the goal is reached. Pure, no I/O."""
+"""State transitions: moves are made in order until a move is illegal or the goal is reached. Pure,
+no I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ class PlanPathState:
     Attributes:
         cell: the team's position.
         best: shortest distance to the goal so far.
-        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once, and an
-            illegal move enters the current cell once more: with an unchanged view a deterministic policy
-            would repeat the mistake.
+        visits: [cells], how often each cell was entered, up to 9. The start counts as entered once,
+            and an illegal move enters the current cell once more: with an unchanged view a
+            deterministic policy would repeat the mistake.
         moves: number of legal moves made.
     """
 
@@ -78,5 +80,7 @@ def advance(grid: GridMap, state: PlanPathState, agent_walk: PlanPathWalk) -> Pl
 
 
 def without_visits(state: PlanPathState) -> PlanPathState:
-    """Return the state as one sees it who does not remember where it was: no cell counts as visited."""
+    """Return the state as one sees it who does not remember where it was: no cell counts as
+    visited.
+    """
     return replace(state, visits=bytes(len(state.visits)))

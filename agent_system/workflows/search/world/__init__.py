@@ -1,5 +1,5 @@
-"""Retrieval of passages: a corpus, its indexes, a server on loopback, and the client for it or another
-server.
+"""Retrieval of passages: a corpus, its indexes, a server on loopback, and the client for it or
+another server.
 """
 
 from agent_system.workflows.search.world.corpus import CorpusError, Document, load_corpus

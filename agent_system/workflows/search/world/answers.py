@@ -21,7 +21,9 @@ class AnswerError(AgentSystemError):
 
 
 def normalize(text: str) -> str:
-    """Return `text` in lower case without punctuation, articles and double spaces (Rajpurkar et al. 2016)."""
+    """Return `text` in lower case without punctuation, articles and double spaces (Rajpurkar et al.
+    2016).
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -32,8 +34,8 @@ def exact_match(answer: str, accepted: Sequence[str]) -> float:
 
 
 def f1_score(answer: str, accepted: Sequence[str]) -> float:
-    """Return the highest F1 of words with an accepted answer; yes and no have no partial score (Yang et al.
-    2018).
+    """Return the highest F1 of words with an accepted answer; yes and no have no partial score
+    (Yang et al. 2018).
     """
     return max((_f1(normalize(answer), normalize(truth)) for truth in accepted), default=0.0)
 
@@ -48,8 +50,8 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     """Return the accepted answers of a row; may be empty.
 
     Args:
-        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of these as
-            Search-R1's `{"target": ...}`.
+        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of
+            these as Search-R1's `{"target": ...}`.
 
     Raises:
         AnswerError: an answer is neither text nor number.
@@ -73,15 +75,15 @@ def accepted_answers(ground_truth: Any) -> list[str]:
 
 
 def can_be_matched(accepted: Sequence[str]) -> bool:
-    """Return whether any answer can be right: `exact_match` rejects all if the accepted answers are articles
-    or punctuation only.
+    """Return whether any answer can be right: `exact_match` rejects all if the accepted answers are
+    articles or punctuation only.
     """
     return any(map(normalize, accepted))
 
 
 def searchable(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted answers that can be looked for in passages: not yes and no, which occur in any
-    passage.
+    """Return the accepted answers that can be looked for in passages: not yes and no, which occur
+    in any passage.
     """
     return [truth for truth in accepted if normalize(truth) not in ("", *_CLOSED)]
 

@@ -20,7 +20,8 @@ KEEPALIVE_S = 4.0  # less than the five seconds after which many servers drop an
 class RetrievalClient:
     """Client of one server, for any number of threads and event loops.
 
-    Requests are made in an event loop of the client, so that connections outlive the loops of its callers.
+    Requests are made in an event loop of the client, so that connections outlive the loops of its
+    callers.
 
     Attributes:
         url: address of `/retrieve`.
@@ -38,8 +39,8 @@ class RetrievalClient:
         """Return the passages of one query, best first.
 
         Raises:
-            RetrievalError: no answer within the time limit, or an invalid one; the message names the server
-                and its answer.
+            RetrievalError: no answer within the time limit, or an invalid one; the message names
+                the server and its answer.
         """
         return await asyncio.wrap_future(self._submit(query))
 
@@ -74,8 +75,8 @@ class RetrievalClient:
             ) from error
 
     async def _post(self, query: str) -> Any:
-        """Return the answer's JSON. Raises ValueError for an answer that is too long, is not JSON, or has a
-        status other than 200.
+        """Return the answer's JSON. Raises ValueError for an answer that is too long, is not JSON,
+        or has a status other than 200.
         """
         body = question([query], self._topk)
         try:

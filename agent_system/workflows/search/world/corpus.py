@@ -1,5 +1,5 @@
-"""Documents in the format of Search-R1: one JSON object per line, with `id` and `contents`, or with `title`
-and `text`.
+"""Documents in the format of Search-R1: one JSON object per line, with `id` and `contents`, or with
+`title` and `text`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Document:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Return (title, text) of Search-R1's `contents`; the title is empty unless the first line is in
-    quotes.
+    """Return (title, text) of Search-R1's `contents`; the title is empty unless the first line is
+    in quotes.
     """
     first, newline, rest = contents.partition("\n")
     title = first.strip()
@@ -57,8 +57,8 @@ def load_corpus(path: str | Path) -> list[Document]:
     """Read a `.jsonl` or `.jsonl.gz` file.
 
     Raises:
-        CorpusError: the file cannot be read; the message names the file, the line, its content and the
-            expected form.
+        CorpusError: the file cannot be read; the message names the file, the line, its content and
+            the expected form.
     """
     file = Path(path).expanduser()
     if not file.is_file():

@@ -46,8 +46,8 @@ class DenseIndex:
     Args of the constructor:
         documents: the corpus.
         encoder: see `SentenceEncoder`.
-        query_prefix, document_prefix: prefixes with which the encoder was trained (`query: ` and `passage: ` for E5).
-        batch_size: texts per call of the encoder.
+        query_prefix, document_prefix: prefixes with which the encoder was trained (`query: ` and
+        `passage: ` for E5). batch_size: texts per call of the encoder.
     """
 
     def __init__(

@@ -41,7 +41,9 @@ class Finder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def find(self, queries: Sequence[str], topk: int) -> list[list[tuple[Document, float]]]:
-        """Return the best documents of every query with their scores. Raises the errors of the index."""
+        """Return the best documents of every query with their scores. Raises the errors of the
+        index.
+        """
         hits = await asyncio.gather(*[self._one((query, topk)) for query in queries])
         return [[(self.documents[number], score) for number, score in query_hits] for query_hits in hits]
 
@@ -59,7 +61,8 @@ class Finder:
             self._waiting.append(key)
             if self._busy is None or self._busy.done():
                 self._busy = asyncio.create_task(self._work())
-        # Several callers may wait for one search: the cancellation of one must not cancel it for the others.
+        # Several callers may wait for one search: the cancellation of one must not cancel it for
+        # the others.
         return await asyncio.shield(self._pending[key])
 
     async def _work(self) -> None:

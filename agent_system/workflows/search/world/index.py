@@ -15,9 +15,11 @@ class Index(Protocol):
     """An index, which identifies documents by their number in the corpus."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
-        """Return, for every query, at most `topk` pairs (number of the document, score), best first.
+        """Return, for every query, at most `topk` pairs (number of the document, score), best
+        first.
 
-        A query's result must not depend on the other queries. Calls may block; there is only one at a time.
+        A query's result must not depend on the other queries. Calls may block; there is only one at
+        a time.
         """
 
 
@@ -31,8 +33,8 @@ class MissingPackageError(AgentSystemError):
 
 
 class BM25Index:
-    """BM25 over stems of English words, and characters of other scripts (Robertson and Zaragoza 2009;
-    Lucene's variant in `bm25s`).
+    """BM25 over stems of English words, and characters of other scripts (Robertson and Zaragoza
+    2009; Lucene's variant in `bm25s`).
 
     Documents without a word of the query are not returned.
     """

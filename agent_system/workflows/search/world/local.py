@@ -1,4 +1,6 @@
-"""A local retrieval server: a child process on loopback that ends with its parent, even if that is killed."""
+"""A local retrieval server: a child process on loopback that ends with its parent, even if that is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[4]
 class LocalServer:
     """`python -m agent_system.workflows.search.world.server` for one corpus, on a free port.
 
-    It ends when standard input closes, which this process holds open. It is in a session of its own, so that
-    Ctrl-C in the terminal does not reach it: after the first Ctrl-C the trainer finishes its step and still
-    needs the server.
+    It ends when standard input closes, which this process holds open. It is in a session of its
+    own, so that Ctrl-C in the terminal does not reach it: after the first Ctrl-C the trainer
+    finishes its step and still needs the server.
 
     Attributes:
         url: address of `/retrieve`.
@@ -30,8 +32,8 @@ class LocalServer:
         """Start the server and wait until it answers.
 
         Raises:
-            RetrievalError: the server ends, or is not ready within `start_timeout_s`; the message has the
-                last lines of its output.
+            RetrievalError: the server ends, or is not ready within `start_timeout_s`; the message
+                has the last lines of its output.
         """
         command = [
             "--corpus",

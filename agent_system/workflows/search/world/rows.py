@@ -1,5 +1,5 @@
-"""Rows of questions in verl's schema; `examples/data_preprocess/search_sets.py` makes those of NQ, HotpotQA
-and other sets.
+"""Rows of questions in verl's schema; `examples/data_preprocess/search_sets.py` makes those of NQ,
+HotpotQA and other sets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ANSWER_PARTS = ("text", "value", "aliases")
 def make_row(
     question: str, answers: Sequence[str], *, data_source: str, split: str, index: int, **extra: Any
 ) -> dict[str, Any]:
-    """Return a row in verl's schema with Search-R1's ground truth, `{"target": [accepted answers]}`.
+    """Return a row in verl's schema with Search-R1's ground truth,
+    `{"target": [accepted answers]}`.
 
     Raises:
         AgentSystemError: the question is empty, or no answer can be matched.
@@ -29,8 +30,8 @@ def make_row(
     targets = [answer.strip() for answer in answers if answer.strip()]
     if not question.strip() or not can_be_matched(targets):
         raise AgentSystemError(
-            f"{data_source} {split} row {index}: needs a question and an answer with a word other than an "
-            f"article, found {question!r:.80} and {answers!r:.80}"
+            f"{data_source} {split} row {index}: needs a question and an answer with a word other "
+            f"than an article, found {question!r:.80} and {answers!r:.80}"
         )
     return {
         "data_source": data_source,
@@ -42,8 +43,8 @@ def make_row(
 
 
 def find_question(row: Mapping[str, Any]) -> str:
-    """Return the question of a row: its `question`, else the text after `Question:` in its prompt; empty if
-    there is none.
+    """Return the question of a row: its `question`, else the text after `Question:` in its prompt;
+    empty if there is none.
     """
     if isinstance(row.get("question"), str) and row["question"].strip():
         return row["question"].strip()
@@ -56,8 +57,8 @@ def find_question(row: Mapping[str, Any]) -> str:
 
 
 def find_answers(row: Mapping[str, Any]) -> list[str]:
-    """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if there are
-    none.
+    """Return the accepted answers of a row of NQ, HotpotQA, PopQA, FlashRAG or Search-R1; empty if
+    there are none.
 
     Raises:
         AnswerError: a column cannot be read; the message names it.

@@ -1,10 +1,11 @@
 """A retrieval server with Search-R1's `/retrieve`:
 
     python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000
-    python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000 --index dense --model intfloat/e5-base-v2
+    python -m agent_system.workflows.search.world.server --corpus wiki.jsonl --port 8000 --index
+    dense --model intfloat/e5-base-v2
 
-writes its address to standard output when it is ready. It listens on 127.0.0.1 unless `--host` is given, and
-has no password.
+writes its address to standard output when it is ready. It listens on 127.0.0.1 unless `--host` is
+given, and has no password.
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ def build_index(documents: Sequence[Document], args: argparse.Namespace) -> Inde
 
 
 def serve(app: FastAPI, host: str, port: int, *, until_stdin_closes: bool = False) -> None:
-    """Serve until a signal arrives; write the address to standard output as soon as requests are accepted.
+    """Serve until a signal arrives; write the address to standard output as soon as requests are
+    accepted.
 
     Args:
         app: see `create_app`.
         host, port: address to listen on; port 0 takes a free port.
-        until_stdin_closes: end when standard input closes, which ties the server to its parent process.
+        until_stdin_closes: end when standard input closes, which ties the server to its parent
+            process.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as place:

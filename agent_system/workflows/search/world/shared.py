@@ -1,5 +1,5 @@
-"""The retriever shared by all environments of a process: a server at a URL, or one started here for a
-corpus.
+"""The retriever shared by all environments of a process: a server at a URL, or one started here for
+a corpus.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agent_system.workflows.search.world.wire import Passage, RetrievalError
 
 
 class Retriever:
-    """A client and, for a corpus, its server, which is started with the first query and again if it has
-    ended.
+    """A client and, for a corpus, its server, which is started with the first query and again if it
+    has ended.
 
     Args of the constructor:
         corpus: file for which a server is started, unless `url` is given.
@@ -53,7 +53,8 @@ class Retriever:
         """Return the passages of one query, best first.
 
         Raises:
-            RetrievalError: the server cannot be started, or the search fails (`RetrievalClient.search`).
+            RetrievalError: the server cannot be started, or the search fails
+                (`RetrievalClient.search`).
         """
         client = self._ready() or await asyncio.to_thread(self.start)
         return await client.search(query)
@@ -80,8 +81,8 @@ class Retriever:
             self._close()
 
     def _start_server(self) -> str:
-        """Return its address. A failed start is not repeated: each waiting caller would wait for the whole
-        time limit in turn.
+        """Return its address. A failed start is not repeated: each waiting caller would wait for
+        the whole time limit in turn.
         """
         if self._failure:
             raise RetrievalError(self._failure)

@@ -1,7 +1,8 @@
 """The protocol of Search-R1's `/retrieve`, request and answer as JSON:
 
     {"queries": ["who wrote Faust"], "topk": 3, "return_scores": true}
-    {"result": [[{"document": {"id": "7", "contents": "\\"Faust\\"\\nFaust is a play ..."}, "score": 11.2}]]}
+    {"result": [[{"document": {"id": "7", "contents": "\\"Faust\\"\\nFaust is a play ..."}, "score":
+    11.2}]]}
 
 Without `return_scores` an entry is the document itself.
 """
@@ -46,7 +47,9 @@ def endpoint(url: str) -> str:
 
 
 def question(queries: Sequence[str], topk: int) -> dict[str, Any]:
-    """Return the body of a request; a lone surrogate, which cannot be encoded, becomes a question mark."""
+    """Return the body of a request; a lone surrogate, which cannot be encoded, becomes a question
+    mark.
+    """
     whole = [query.encode("utf-8", "replace").decode("utf-8") for query in queries]
     return {"queries": whole, "topk": topk, "return_scores": True}
 

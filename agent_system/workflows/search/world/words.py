@@ -1,5 +1,5 @@
-"""Words of a text for BM25, the same for documents and queries: stems, and parts of text in scripts without
-blanks.
+"""Words of a text for BM25, the same for documents and queries: stems, and parts of text in scripts
+without blanks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import regex
 
 # Those of Lucene's English analyzer.
 _STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
-    "they this to was will with"
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words of these scripts are not separated, or, in Korean, carry their particles.
@@ -30,7 +30,8 @@ _POSSESSIVE = regex.compile(r"'s?$")
 
 
 class WordSplitter:
-    """Splits texts into words. Upper case, accents of letters and widths of characters do not count.
+    """Splits texts into words. Upper case, accents of letters and widths of characters do not
+    count.
 
     Args:
         language: of Snowball's stemmer, or an empty text for no stems.
@@ -40,8 +41,8 @@ class WordSplitter:
         self._stemmer = _stemmer(language) if language else None
 
     def of(self, text: str) -> list[str]:
-        """Return the words in their order, without stop words; of scripts without blanks all characters and
-        pairs of neighbours.
+        """Return the words in their order, without stop words; of scripts without blanks all
+        characters and pairs of neighbours.
         """
         words: list[str] = []
         for match in _TOKEN.finditer(_folded(text)):

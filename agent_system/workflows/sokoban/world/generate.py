@@ -1,9 +1,10 @@
-"""Rooms generated from a seed, solvable by construction: boxes start on the goals and are pulled away
-(reverse play).
+"""Rooms generated from a seed, solvable by construction: boxes start on the goals and are pulled
+away (reverse play).
 
-The reversed moves are a solution. A bounded search then finds a solution with the fewest pushes and proves
-it; where the search reaches its limit, the reversed moves are the best known solution. Training and test
-rooms of `generate_split` differ also up to rotation, reflection and the player's start cell.
+The reversed moves are a solution. A bounded search then finds a solution with the fewest pushes and
+proves it; where the search reaches its limit, the reversed moves are the best known solution.
+Training and test rooms of `generate_split` differ also up to rotation, reflection and the player's
+start cell.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class SokobanPuzzle:
 
     @property
     def key(self) -> str:
-        """Key that is equal for rooms that differ by a rotation, a reflection or the player's cell only."""
+        """Key that is equal for rooms that differ by a rotation, a reflection or the player's cell
+        only.
+        """
         return puzzle_key(self.room, self.start)
 
 
 def puzzle_key(room: Room, state: SokobanState) -> str:
-    """Return the lexicographically smallest text of walls, goals and boxes over the eight symmetries of the
-    square.
+    """Return the lexicographically smallest text of walls, goals and boxes over the eight
+    symmetries of the square.
     """
     rows = render(room, SokobanState(-1, state.boxes)).splitlines()
     texts = []
@@ -86,8 +89,8 @@ def puzzle_key(room: Room, state: SokobanState) -> str:
 
 
 def draw_room(rng: random.Random, difficulty: SokobanDifficulty) -> Room | None:
-    """Draw walls and goals; cells outside the largest connected component become walls. Return None when too
-    few cells are left.
+    """Draw walls and goals; cells outside the largest connected component become walls. Return None
+    when too few cells are left.
     """
     size = difficulty.size
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
@@ -119,12 +122,12 @@ def _components(cells: set[int], width: int) -> list[set[int]]:
 def reverse_play(
     rng: random.Random, room: Room, difficulty: SokobanDifficulty
 ) -> tuple[SokobanState, str] | None:
-    """Pull boxes off the goals at random; return a state that was passed and the moves that solve the room
-    from there.
+    """Pull boxes off the goals at random; return a state that was passed and the moves that solve
+    the room from there.
 
-    The state is drawn from those whose lower bound reaches `min_pushes`, or else from those with the highest
-    lower bound; the player's cell is drawn from those that it can walk to. Return None when no state has
-    every box off the goals.
+    The state is drawn from those whose lower bound reaches `min_pushes`, or else from those with
+    the highest lower bound; the player's cell is drawn from those that it can walk to. Return None
+    when no state has every box off the goals.
     """
     state = SokobanState(rng.choice(sorted(room.floor - room.goals)), room.goals)
     moves = ""
@@ -171,7 +174,8 @@ def draw_puzzle(rng: random.Random, difficulty: SokobanDifficulty) -> SokobanPuz
 def generate(
     count: int, seed: int, difficulty: SokobanDifficulty, *, exclude: frozenset[str] = frozenset()
 ) -> list[SokobanPuzzle]:
-    """Return `count` different rooms whose keys are not in `exclude`; deterministic in its arguments.
+    """Return `count` different rooms whose keys are not in `exclude`; deterministic in its
+    arguments.
 
     Raises:
         AgentSystemError: there are too few rooms of this difficulty, or they are too rare.
@@ -186,8 +190,9 @@ def generate(
             misses += 1
             if misses > DRAWS_PER_ROOM:
                 raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws "
-                    f"of {difficulty}; ask for fewer rooms, fewer pushes, another wall_share or a larger size"
+                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in "
+                    f"{DRAWS_PER_ROOM} draws of {difficulty}; ask for fewer rooms, fewer pushes, "
+                    "another wall_share or a larger size"
                 )
             continue
         misses = 0
@@ -206,7 +211,9 @@ def generate_split(
 
 
 def to_row(puzzle: SokobanPuzzle, index: int, split: str) -> dict[str, Any]:
-    """Return the room as a row of verl's schema; `extra_info` holds a solution and its number of pushes."""
+    """Return the room as a row of verl's schema; `extra_info` holds a solution and its number of
+    pushes.
+    """
     solution = puzzle.solution
     return {
         "data_source": DATA_SOURCE,

@@ -14,10 +14,11 @@ def possible_pushes(room: Room, state: SokobanState) -> dict[str, SokobanState]:
 
 
 def walk_pushes(room: Room, state: SokobanState, directions: str) -> SokobanWalk:
-    """Push the only box in these directions in order until a push cannot be made or the room is solved.
+    """Push the only box in these directions in order until a push cannot be made or the room is
+    solved.
 
-    A push cannot be made when the player cannot walk to the cell behind the box, or the cell that the box
-    would enter is a wall. The result's states are those after the pushes.
+    A push cannot be made when the player cannot walk to the cell behind the box, or the cell that
+    the box would enter is a wall. The result's states are those after the pushes.
     """
     states: list[SokobanState] = []
     for direction in directions:

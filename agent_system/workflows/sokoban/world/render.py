@@ -20,11 +20,11 @@ _GROUND, _WALL, _GOAL, _BOX, _HOME, _PLAYER = "#f4efe6", "#5b5750", "#d1495b", "
 def replay(
     room_text: str, actions: Sequence[str], max_moves: int, kind: str = "moves"
 ) -> tuple[Room, list[SokobanState]]:
-    """Return the room and every state of an episode, given the room's text and the Executor's actions from a
-    trajectory file.
+    """Return the room and every state of an episode, given the room's text and the Executor's
+    actions from a trajectory file.
 
-    `kind` is `env.params.actions`: moves or pushes. Illegal moves, moves beyond `max_moves` and unreadable
-    actions do not change the state, as in the environment.
+    `kind` is `env.params.actions`: moves or pushes. Illegal moves, moves beyond `max_moves` and
+    unreadable actions do not change the state, as in the environment.
     """
     room, state = parse_room(room_text)
     states = [state]

@@ -1,7 +1,7 @@
 """The rules of Sokoban as pure functions: rooms, states, moves, text.
 
-A cell is `row * width + column`. Every room is enclosed by a ring of walls, so every floor cell has four
-neighbours.
+A cell is `row * width + column`. Every room is enclosed by a ring of walls, so every floor cell has
+four neighbours.
 
     #  wall     @  player     $  box     .  goal     +  player on a goal     *  box on a goal     -  floor
 """
@@ -19,8 +19,8 @@ WALL, PLAYER, BOX, GOAL, PLAYER_ON_GOAL, BOX_ON_GOAL, FLOOR = "#@$.+*-"
 
 @dataclass(frozen=True)
 class Room:
-    """The static part: width and height in cells including the ring of walls, inner and outer walls,
-    goals.
+    """The static part: width and height in cells including the ring of walls, inner and outer
+    walls, goals.
     """
 
     width: int
@@ -65,16 +65,16 @@ def parse_room(text: str) -> tuple[Room, SokobanState]:
     """Parse a room.
 
     Raises:
-        AgentSystemError: rows of different lengths, an unknown character, an open border, not one player, not
-            as many boxes as goals.
+        AgentSystemError: rows of different lengths, an unknown character, an open border, not one
+            player, not as many boxes as goals.
     """
     rows = [line.replace(" ", "") for line in text.strip().splitlines()]
     width = len(rows[0]) if rows else 0
     height = len(rows)
     if width < 3 or height < 3 or any(len(row) != width for row in rows):
         raise AgentSystemError(
-            "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), found "
-            f"{text!r:.120}"
+            "a Sokoban room needs at least 3 rows of equal length (floor is '-', not a blank), "
+            f"found {text!r:.120}"
         )
     cells = "".join(rows)
     unknown = sorted(set(cells) - set("#@$.+*-"))
@@ -105,8 +105,8 @@ def parse_room(text: str) -> tuple[Room, SokobanState]:
 
 
 def render(room: Room, state: SokobanState, *, spaced: bool = False) -> str:
-    """Return the room as text, one row per line; `spaced` puts a space between cells, so that a tokenizer
-    makes each cell a token.
+    """Return the room as text, one row per line; `spaced` puts a space between cells, so that a
+    tokenizer makes each cell a token.
     """
     separator = " " if spaced else ""
     cells = [_cell(room, state, i) for i in range(room.width * room.height)]

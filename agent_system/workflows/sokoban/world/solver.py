@@ -1,8 +1,8 @@
 """A push solver: A* for the fewest pushes, and among those the fewest moves.
 
-A search node is a state right after a push; an edge walks the player to the next push and makes it. The
-heuristic is the sum over boxes of the pushes to the nearest goal in the room without other boxes, which is
-admissible.
+A search node is a state right after a push; an edge walks the player to the next push and makes it.
+The heuristic is the sum over boxes of the pushes to the nearest goal in the room without other
+boxes, which is admissible.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Search:
 
 @lru_cache(maxsize=4096)
 def push_distances(room: Room) -> dict[int, int]:
-    """Return the pushes that a single box needs from each cell to its nearest goal; cells without a way are
-    missing.
+    """Return the pushes that a single box needs from each cell to its nearest goal; cells without a
+    way are missing.
     """
     distances = dict.fromkeys(room.goals, 0)
     queue = deque(sorted(room.goals))
@@ -71,19 +71,19 @@ def push_distances(room: Room) -> dict[int, int]:
 
 
 def least_pushes(room: Room, boxes: frozenset[int]) -> int:
-    """Return a lower bound of the pushes that `boxes` need: `DEAD` or more when a box can reach no goal, 0
-    only when solved.
+    """Return a lower bound of the pushes that `boxes` need: `DEAD` or more when a box can reach no
+    goal, 0 only when solved.
     """
     distances = push_distances(room)
     return sum(distances.get(box, DEAD) for box in boxes)
 
 
 def is_lost(room: Room, state: SokobanState) -> bool:
-    """Return whether `state` is proved unsolvable by a search of at most `MAX_PROOF` states, which suffice
-    for one box.
+    """Return whether `state` is proved unsolvable by a search of at most `MAX_PROOF` states, which
+    suffice for one box.
 
-    Causes: a box in a corner or along a wall from where no pushes lead to a goal, boxes that block each
-    other, a player cut off from them.
+    Causes: a box in a corner or along a wall from where no pushes lead to a goal, boxes that block
+    each other, a player cut off from them.
     """
     return least_pushes(room, state.boxes) >= DEAD or solve(room, state, MAX_PROOF).exhausted
 
@@ -119,8 +119,8 @@ def pushes_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState
 
 @lru_cache(maxsize=8192)
 def solve(room: Room, state: SokobanState, max_expanded: int = MAX_EXPANDED) -> Search:
-    """Search for the solution with the fewest pushes, then moves, from `state`; stop after `max_expanded`
-    states.
+    """Search for the solution with the fewest pushes, then moves, from `state`; stop after
+    `max_expanded` states.
     """
     order = count()
     best = {state: (0, 0)}
@@ -147,8 +147,8 @@ def solve(room: Room, state: SokobanState, max_expanded: int = MAX_EXPANDED) -> 
 
 
 def pulls_from(room: Room, state: SokobanState) -> list[tuple[str, SokobanState]]:
-    """Return every possible next pull in reverse play: the forward moves from the state after the pull back
-    to `state`, and that state.
+    """Return every possible next pull in reverse play: the forward moves from the state after the
+    pull back to `state`, and that state.
     """
     paths = reachable(room, state)
     pulls = []

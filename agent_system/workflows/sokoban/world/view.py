@@ -1,5 +1,5 @@
-"""Views: the whole map, the map with spaces between cells, or a compact view of one box with a fixed
-layout.
+"""Views: the whole map, the map with spaces between cells, or a compact view of one box with a
+fixed layout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def shown(room: Room, state: SokobanState, view: str, actions: str = "moves") ->
 def compact_text(room: Room, state: SokobanState) -> str:
     """Return the compact view of a room with one box.
 
-    The layout is the same in every state and signs are separated by spaces, so that a tiny model finds each
-    cell at a fixed position:
+    The layout is the same in every state and signs are separated by spaces, so that a tiny model
+    finds each cell at a fixed position:
 
         box U 1 R 0 goal U 1 R 0      rows and columns from the player to the box, and from the box to the goal
         U $ D - L - R #               the cells next to the player
@@ -81,8 +81,8 @@ def around(room: Room, state: SokobanState, cell: int) -> str:
 
 
 def last_line(moves: str, stopped: str, max_moves: int) -> str:
-    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was illegal; as
-    long in every state.
+    """Return the line about the last turn's moves: `last - U stop R` for U and then R, which was
+    illegal; as long in every state.
 
     Args:
         moves: moves made in the last turn; empty at the start.

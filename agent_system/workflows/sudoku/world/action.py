@@ -78,8 +78,8 @@ def cells_text(moves: list[tuple[int, int]], size: int) -> str:
 
 
 def action_text(action: Action, size: int, max_cells: int) -> str:
-    """Return an action in its canonical form: a grid as one line per row, or at most `max_cells` cells as
-    `1 2 3; 4 1 2`.
+    """Return an action in its canonical form: a grid as one line per row, or at most `max_cells`
+    cells as `1 2 3; 4 1 2`.
     """
     if action.whole:
         digits = [str(move.digit) for move in action.moves]
@@ -88,8 +88,8 @@ def action_text(action: Action, size: int, max_cells: int) -> str:
 
 
 def _groups(text: str) -> list[str]:
-    """Return the contents of the innermost brackets, or else the lines; outside of them only separators and
-    one outer pair are legal.
+    """Return the contents of the innermost brackets, or else the lines; outside of them only
+    separators and one outer pair are legal.
     """
     if any(bracket in text for bracket in "[]()"):
         outside = _SEPARATORS.sub("", _GROUP.sub("", text))

@@ -1,8 +1,8 @@
-"""Puzzles generated from a seed: a random full board, cells emptied in random order while the solution stays
-unique.
+"""Puzzles generated from a seed: a random full board, cells emptied in random order while the
+solution stays unique.
 
-Training and test puzzles of `generate_split` differ also up to a renaming of digits. Rows follow verl's
-schema.
+Training and test puzzles of `generate_split` differ also up to a renaming of digits. Rows follow
+verl's schema.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from verl.utils.names import did_you_mean
 DATA_SOURCE = "verl_mas/sudoku"
 # Consecutive draws without a new puzzle after which the difficulty counts as exhausted.
 MOST_MISSES = 2000
-# Fewest and most clues, by size and difficulty. A unique solution needs at least 4 clues (4x4) or 17 clues
-# (9x9).
+# Fewest and most clues, by size and difficulty. A unique solution needs at least 4 clues (4x4) or
+# 17 clues (9x9).
 CLUES: dict[int, dict[str, tuple[int, int]]] = {
     4: {"easy": (9, 11), "medium": (7, 8), "hard": (5, 6)},
     9: {"easy": (40, 45), "medium": (32, 36), "hard": (26, 29)},
@@ -37,7 +37,8 @@ CLUES: dict[int, dict[str, tuple[int, int]]] = {
 
 
 def clue_range(size: int, difficulty: str) -> tuple[int, int]:
-    """Return the fewest and the most clues of a difficulty: a name of `CLUES`, or a number such as `8`.
+    """Return the fewest and the most clues of a difficulty: a name of `CLUES`, or a number such as
+    `8`.
 
     Raises:
         AgentSystemError: an unknown size or difficulty, or a number of clues out of range.
@@ -58,8 +59,8 @@ def clue_range(size: int, difficulty: str) -> tuple[int, int]:
     clue_ranges = CLUES[size]
     if difficulty not in clue_ranges:
         raise AgentSystemError(
-            f"the difficulty of a puzzle must be one of {', '.join(clue_ranges)} or a number of clues, "
-            f"found {difficulty!r}{did_you_mean(difficulty, clue_ranges)}"
+            f"the difficulty of a puzzle must be one of {', '.join(clue_ranges)} or a number of "
+            f"clues, found {difficulty!r}{did_you_mean(difficulty, clue_ranges)}"
         )
     return clue_ranges[difficulty]
 
@@ -78,8 +79,8 @@ class Kind:
 
 
 def full_board(rng: random.Random, size: int) -> Board:
-    """Draw a full board: the boxes on the diagonal, which are independent, at random, and one of the
-    completions of the rest.
+    """Draw a full board: the boxes on the diagonal, which are independent, at random, and one of
+    the completions of the rest.
 
     Every 4x4 board can be drawn; for a 9x9 board the draw is among the first 16 completions found.
     """
@@ -120,8 +121,8 @@ def draw_puzzle(rng: random.Random, kind: Kind) -> SudokuPuzzle | None:
 def generate(
     count: int, seed: int, kind: Kind | None = None, *, exclude: Collection[Board] = ()
 ) -> list[SudokuPuzzle]:
-    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic in its
-    arguments.
+    """Return `count` puzzles whose canonical forms are distinct and not in `exclude`; deterministic
+    in its arguments.
 
     Raises:
         AgentSystemError: there are too few puzzles of this kind.
@@ -139,8 +140,8 @@ def generate(
             if misses > MOST_MISSES:
                 raise AgentSystemError(
                     f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty "
-                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for fewer, or "
-                    "for more clues"
+                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for "
+                    "fewer, or for more clues"
                 )
             continue
         misses = 0
@@ -159,7 +160,9 @@ def generate_split(
 
 
 def to_row(puzzle: SudokuPuzzle, index: int, split: str) -> dict[str, Any]:
-    """Return the puzzle as a row of verl's schema; the environment reads and solves `extra_info.puzzle`."""
+    """Return the puzzle as a row of verl's schema; the environment reads and solves
+    `extra_info.puzzle`.
+    """
     return {
         "data_source": f"{DATA_SOURCE}_{puzzle.size}x{puzzle.size}",
         "prompt": [{"role": "user", "content": rows_text(puzzle.clues)}],

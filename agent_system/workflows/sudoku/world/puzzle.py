@@ -1,7 +1,7 @@
 """Boards of Sudoku: rows, columns, boxes and peers, and puzzles as text. No randomness, no I/O.
 
-A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns are counted
-from 1 wherever people or models read them, cells from 0 inside the program.
+A board is a tuple of `size * size` digits in reading order, 0 for an empty cell. Rows and columns
+are counted from 1 wherever people or models read them, cells from 0 inside the program.
 """
 
 from __future__ import annotations
@@ -102,14 +102,16 @@ def from_text(text: str) -> Board:
     size = {n * n: n for n in SIZES}.get(len(text))
     if size is None or not set(text) <= set(EMPTY + "0123456789"[: size + 1]):
         raise AgentSystemError(
-            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where it is "
-            f"empty; found {text!r:.100}"
+            f"a puzzle is 16 cells of 1..4 or 81 cells of 1..9 in one line, {EMPTY!r} or 0 where "
+            f"it is empty; found {text!r:.100}"
         )
     return tuple(0 if char == EMPTY else int(char) for char in text)
 
 
 def rows_text(board: Board, empty: str = EMPTY) -> str:
-    """Return the board as one line per row, with spaces between cells and `empty` for an empty cell."""
+    """Return the board as one line per row, with spaces between cells and `empty` for an empty
+    cell.
+    """
     size = size_of(board)
     cells = [str(digit) if digit else empty for digit in board]
     return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
@@ -128,9 +130,9 @@ def clashing(board: Board) -> set[int]:
 def canonical(clues: Board) -> Board:
     """Return `clues` with digits renamed in the order in which they first appear.
 
-    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal; if each
-    has one solution, so are their solutions. Puzzles that differ by swapped rows or a rotation have different
-    canonical forms.
+    Two puzzles are equal up to a renaming of digits if and only if their canonical forms are equal;
+    if each has one solution, so are their solutions. Puzzles that differ by swapped rows or a
+    rotation have different canonical forms.
     """
     names: dict[int, int] = {0: 0}
     return tuple(names.setdefault(digit, len(names)) for digit in clues)

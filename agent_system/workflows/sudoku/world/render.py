@@ -26,8 +26,8 @@ def describe(state: SudokuState) -> str:
 
 
 def digits_text(board: Board) -> str:
-    """Return a board as digits, 0 for an empty cell, one line per row: a fixed layout, which is also a whole
-    grid as an action.
+    """Return a board as digits, 0 for an empty cell, one line per row: a fixed layout, which is
+    also a whole grid as an action.
     """
     return rows_text(board, empty="0")
 
@@ -35,8 +35,8 @@ def digits_text(board: Board) -> str:
 def replay(
     puzzle: SudokuPuzzle, actions: Iterable[str], max_cells: int = 81, clashes: str = "keep"
 ) -> list[SudokuState]:
-    """Return the initial state and the state after every action of an Executor from a trajectory file, under
-    the episode's options.
+    """Return the initial state and the state after every action of an Executor from a trajectory
+    file, under the episode's options.
     """
     states = [SudokuState.start(puzzle)]
     for action in actions:
@@ -78,15 +78,16 @@ def draw(state: SudokuState) -> Image:
 
 
 def save_episode(states: Sequence[SudokuState], path: Path, seconds: float = 0.8) -> None:
-    """Write the states of an episode as an animation (`.gif`), or the last one as a picture (`.png`).
+    """Write the states of an episode as an animation (`.gif`), or the last one as a picture
+    (`.png`).
 
     Raises:
         AgentSystemError: another suffix, no states, or no pillow.
     """
     if path.suffix not in (".gif", ".png") or not states:
         raise AgentSystemError(
-            f"an episode of at least one state is written as .gif or .png, found {len(states)} states and "
-            f"{path.name!r}"
+            f"an episode of at least one state is written as .gif or .png, found {len(states)} "
+            f"states and {path.name!r}"
         )
     if path.suffix == ".png":
         draw(states[-1]).save(path)

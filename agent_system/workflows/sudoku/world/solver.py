@@ -1,4 +1,6 @@
-"""Solutions of a board: depth-first search with bit masks, the cell with the fewest possible digits first."""
+"""Solutions of a board: depth-first search with bit masks, the cell with the fewest possible digits
+first.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from agent_system.workflows.sudoku.world.puzzle import (
 
 
 def solutions(board: Board, limit: int = 2) -> list[Board]:
-    """Return up to `limit` solutions of `board`; with the default, a list of one proves that the solution is
-    unique.
+    """Return up to `limit` solutions of `board`; with the default, a list of one proves that the
+    solution is unique.
     """
     if clashing(board):
         return []

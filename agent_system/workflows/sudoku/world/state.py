@@ -64,7 +64,8 @@ class AppliedAction:
         placed: cells for which the action has a digit other than the one they held.
         clashing: cells of `placed` that were refused or clash afterwards.
         right: cells that the action corrects: by the solution's digit, or by emptying a wrong one.
-        wrong: cells for which the action has a wrong digit, or which it empties of the solution's digit.
+        wrong: cells for which the action has a wrong digit, or which it empties of the solution's
+            digit.
     """
 
     state: SudokuState
@@ -89,12 +90,12 @@ class AppliedAction:
 
     @property
     def wrong_share(self) -> float:
-        """Share of the action's cells that it makes wrong; refused digits are included, since they may be
-        right.
+        """Share of the action's cells that it makes wrong; refused digits are included, since they
+        may be right.
 
-        Each cell counts once. A cell that keeps a right or no digit does not count, so only right digits
-        lower the share. The cell at which an illegal action stops counts as wrong. 1 for an unreadable
-        action, so that no error costs less than a wrong digit.
+        Each cell counts once. A cell that keeps a right or no digit does not count, so only right
+        digits lower the share. The cell at which an illegal action stops counts as wrong. 1 for an
+        unreadable action, so that no error costs less than a wrong digit.
         """
         if not self.readable:
             return 1.0
@@ -108,9 +109,10 @@ def apply_action(
     """Write the cells of `action` in order until one is illegal or the puzzle is solved; None is an
     unreadable action.
 
-    A cell without a clue may be written again. A digit that its row, column or box already holds is written
-    (`clashes` is keep), left out (refuse), or left out while the cells that hold it are emptied unless they
-    are clues (clear). A whole grid must repeat the clues; its cells that repeat the board are not written.
+    A cell without a clue may be written again. A digit that its row, column or box already holds is
+    written (`clashes` is keep), left out (refuse), or left out while the cells that hold it are
+    emptied unless they are clues (clear). A whole grid must repeat the clues; its cells that repeat
+    the board are not written.
     """
     if action is None:
         return AppliedAction(state, readable=False)

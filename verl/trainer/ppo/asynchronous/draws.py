@@ -1,5 +1,5 @@
-"""Tasks of the steps of a `GroupStream`: drawn for a step when its first group begins, and one by one for
-groups that failed or were rejected.
+"""Tasks of the steps of a `GroupStream`: drawn for a step when its first group begins, and one by
+one for groups that failed or were rejected.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TaskDraws:
     _by_step: dict[int, Draw] = field(default_factory=dict, init=False)
 
     def next_group(self) -> tuple[int, int, int] | None:
-        """Return the (task_index, attempt, number) of the next group; None if its step has to make do with
-        those that it has.
+        """Return the (task_index, attempt, number) of the next group; None if its step has to make
+        do with those that it has.
         """
         draw = self._by_step.setdefault(self.queue.next_step, Draw())
         if not draw.left and self._may_draw(len(draw.task_indices)):
@@ -62,16 +62,16 @@ class TaskDraws:
         return self.whole and bool(self._by_step.get(self.queue.taken + 1, Draw()).left)
 
     def _may_draw(self, count: int) -> bool:
-        """Return whether a step with `count` tasks may have more: not after as many failures in a row as a
-        batch has groups, nor after `max_num_gen_batches` batches.
+        """Return whether a step with `count` tasks may have more: not after as many failures in a
+        row as a batch has groups, nor after `max_num_gen_batches` batches.
         """
         batch = self.queue.batch
         limit = self.rule.max_num_gen_batches * batch if self.rule.enable else 0
         return self.failures < batch and not 0 < limit <= count
 
     def _draw(self, draw: Draw) -> None:
-        """Draw tasks of a step, if there are any: a batch, then one for each group that failed or was
-        rejected; without staleness dynamic sampling draws further batches.
+        """Draw tasks of a step, if there are any: a batch, then one for each group that failed or
+        was rejected; without staleness dynamic sampling draws further batches.
         """
         batch = self.queue.batch
         attempt = len(draw.task_indices) // batch
@@ -90,8 +90,8 @@ class TaskDraws:
         draw.task_indices += new
 
     def _left_over(self) -> list[int]:
-        """Return, and take from their steps, the tasks that were drawn for earlier steps but not dispatched,
-        because these trained on fewer.
+        """Return, and take from their steps, the tasks that were drawn for earlier steps but not
+        dispatched, because these trained on fewer.
         """
         past = [draw for step, draw in self._by_step.items() if step <= self.queue.taken]
         task_indices = [task_index for draw in past for task_index, _, _ in draw.left]

@@ -61,14 +61,16 @@ class Group:
 
     Attributes:
         index: its place in the order of dispatch, from 0.
-        step: step of its seeds and ids: the step that trains on it if no group fails and none waits.
+        step: step of its seeds and ids: the step that trains on it if no group fails and none
+            waits.
         attempt: number of batches of tasks that were drawn for this step before its own.
         task_index: position of its task in the data set.
         number: number of groups of the same task in its batch of tasks before it.
         deadline: last step that may train on it.
         version: lowest version that was published of a policy when it began.
         state: where it is.
-        taken_by: step that trains on it, or whose metrics count it; None if no step has taken it yet.
+        taken_by: step that trains on it, or whose metrics count it; None if no step has taken it
+            yet.
         sampled: its episodes, when it has ended.
         greedy: the greedy episode of its baseline, when it has ended.
     """
@@ -104,8 +106,8 @@ class GroupQueue:
         versions: published version of every trained policy.
         taken: number of steps that have taken a batch.
         dispatched: number of groups so far.
-        stale: number of groups on which steps have trained that began with older weights than those of the
-            step.
+        stale: number of groups on which steps have trained that began with older weights than those
+            of the step.
         groups: all that no step which has ended has taken, by index and in the order of dispatch.
         ended: numbers of the others, by what became of them.
         failures: number of groups in a row that failed of a task, by its index.
@@ -132,8 +134,8 @@ class GroupQueue:
         self.versions = dict.fromkeys(self.paces, 0) | self.versions
 
     def of(self, *states: GroupState, step: int | None = None) -> list[Group]:
-        """Return the groups in some states, of those that `step` has taken if it is set, in the order of
-        dispatch.
+        """Return the groups in some states, of those that `step` has taken if it is set, in the
+        order of dispatch.
         """
         groups = (
             group for state in states for same in self._by_state[state].values() for group in same.values()
@@ -151,8 +153,8 @@ class GroupQueue:
 
     @property
     def capacity(self) -> int:
-        """Number of groups that may be dispatched now: none while they would be too old for the next step,
-        until weights are published.
+        """Number of groups that may be dispatched now: none while they would be too old for the
+        next step, until weights are published.
         """
         if self._deadline <= self.taken:
             return 0
@@ -177,18 +179,18 @@ class GroupQueue:
 
     @property
     def bounded(self) -> int:
-        """Number of groups that count against `(1 + tau) * M * B`, for the policy whose weights were
-        published least recently.
+        """Number of groups that count against `(1 + tau) * M * B`, for the policy whose weights
+        were published least recently.
         """
         return self._ahead + (self.taken - min(self.versions.values())) * self.batch
 
     @property
     def next_step(self) -> int:
-        """`Group.step` of the next group: a group takes the place of one that failed, was rejected or
-        dropped.
+        """`Group.step` of the next group: a group takes the place of one that failed, was rejected
+        or dropped.
 
-        It is one of the steps for which there is room; more groups than that (a whole batch of dynamic
-        sampling) belong to the last one.
+        It is one of the steps for which there is room; more groups than that (a whole batch of
+        dynamic sampling) belong to the last one.
         """
         return (
             self.taken
@@ -233,7 +235,9 @@ class GroupQueue:
             del by_deadline[group.deadline]
 
     def move(self, state: GroupState, *groups: Group) -> None:
-        """Change the state of groups, see above; of one that was running, count the failures of its task."""
+        """Change the state of groups, see above; of one that was running, count the failures of its
+        task.
+        """
         for group in groups:
             if group.state == "running" and state == "failed":
                 self.failures[group.task_index] = self.failures.get(group.task_index, 0) + 1
@@ -245,10 +249,11 @@ class GroupQueue:
             self._add(group)
 
     def take(self, step: int, least: int | None = None) -> list[Group] | None:
-        """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None if it has
-        to wait.
+        """Return the groups of a step in the order of dispatch: a batch, or at least `least`; None
+        if it has to wait.
 
-        The step also takes the groups that have ended as failed, rejected or dropped since the last one.
+        The step also takes the groups that have ended as failed, rejected or dropped since the last
+        one.
         """
         if self.drops:
             by_deadline = self._by_state["complete"]
@@ -264,8 +269,8 @@ class GroupQueue:
         return in_order(batch)
 
     def undo(self, step: int) -> None:
-        """Undo the takes of the steps after `step`, whose weights do not exist: their groups are taken by
-        none, and those that they trained on complete. Groups without a sample stay failed.
+        """Undo the takes of the steps after `step`, whose weights do not exist: their groups are
+        taken by none, and those that they trained on complete. Groups without a sample stay failed.
         """
         for group in self.groups.values():
             if group.taken_by is not None and group.taken_by > step:
@@ -290,27 +295,28 @@ class GroupQueue:
         return self._choice(self.taken + 1, self.batch) is not None
 
     def _choice(self, step: int, least: int) -> list[Group] | None:
-        """Return the groups that a step would take, those with the earliest deadlines first; None if it has
-        to wait.
+        """Return the groups that a step would take, those with the earliest deadlines first; None
+        if it has to wait.
         """
-        # With `drop` a group that ended too late is complete until the next take; with `wait` there is none.
+        # With `drop` a group that ended too late is complete until the next take; with `wait` there
+        # is none.
         earliest = step if self.drops else 0
         # `least` is a whole batch, unless the step is late or no more tasks may be drawn for it.
         if self.count("complete", earliest=earliest) < least:
             return None
         complete = self._by_state["complete"]
         deadlines = sorted(deadline for deadline in complete if deadline >= earliest)
-        # With `drop` no step waits for slow groups: those that miss their deadlines are left out. With `wait`
-        # a group that is still running may need a place in this step: without it, more groups would be left
-        # for the steps up to some deadline than they can train on.
+        # With `drop` no step waits for slow groups: those that miss their deadlines are left out.
+        # With `wait` a group that is still running may need a place in this step: without it, more
+        # groups would be left for the steps up to some deadline than they can train on.
         if not self.drops and not fits(self._left(deadlines), step, self.batch):
             return None
         usable = chain.from_iterable(in_order(complete[deadline].values()) for deadline in deadlines)
         return list(islice(usable, self.batch))
 
     def _left(self, deadlines: Iterable[int]) -> Counter[int]:
-        """Return the number of groups by deadline, running or complete, that a step leaves which takes a
-        batch of complete ones in the order of these deadlines.
+        """Return the number of groups by deadline, running or complete, that a step leaves which
+        takes a batch of complete ones in the order of these deadlines.
         """
         left = Counter({deadline: len(groups) for deadline, groups in self._by_state["running"].items()})
         room = self.batch
@@ -321,15 +327,15 @@ class GroupQueue:
         return left
 
     def counts(self) -> dict[str, int]:
-        """Return the ledger: dispatched = trained + training + failed + rejected + dropped + running +
-        complete.
+        """Return the ledger: dispatched = trained + training + failed + rejected + dropped +
+        running + complete.
         """
         numbers = self.ended + Counter({state: self.count(state) for state in get_args(GroupState)})
         return {"dispatched": self.dispatched} | {state: numbers[state] for state in STATES}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but episodes, of which groups have the numbers, in JSON types; a group that is
-        running will run again.
+        """Return everything but episodes, of which groups have the numbers, in JSON types; a group
+        that is running will run again.
         """
         return {
             **{name: getattr(self, name) for name in NUMBERS},
@@ -363,8 +369,8 @@ def in_order(groups: Iterable[Group]) -> list[Group]:
 
 
 def fits(deadlines: Counter[int], step: int, batch: int) -> bool:
-    """Return whether steps after `step`, of `batch` groups each, can train on groups of which these numbers
-    have each deadline.
+    """Return whether steps after `step`, of `batch` groups each, can train on groups of which these
+    numbers have each deadline.
     """
     left = sorted((+deadlines).items())
     totals = accumulate(number for _, number in left)

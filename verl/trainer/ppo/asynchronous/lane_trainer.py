@@ -24,8 +24,8 @@ from verl.utils.timer import Timer
 
 @dataclass(frozen=True)
 class Trained:
-    """What was done with rows of a step: the rows with advantages (None without rows), metrics, and seconds
-    of the phases.
+    """What was done with rows of a step: the rows with advantages (None without rows), metrics, and
+    seconds of the phases.
     """
 
     batch: DataProto | None
@@ -61,8 +61,8 @@ class OpenStep:
 
 
 class LaneTrainer:
-    """Scores the samples of steps, updates the policies with them and sends their weights to the engines, all
-    lane by lane.
+    """Scores the samples of steps, updates the policies with them and sends their weights to the
+    engines, all lane by lane.
 
     Args:
         algorithm: keys under `algorithm`.
@@ -89,10 +89,11 @@ class LaneTrainer:
         self.source = source
         self.policies = lanes_of(algorithm, async_training, plan)
         self.lanes = Lanes(len(self.policies), async_training.max_lead)
-        # Names under which metrics are reported: of policies, and of worker groups for their critics.
+        # Names under which metrics are reported: of policies, and of worker groups for their
+        # critics.
         self._names = [*{*plan.policy_ids, *(spec.wg_id for spec in plan.groups)}]
-        # Of each lane: the last step that it has completed, the last one of these in which it had rows, and
-        # whether an update has begun that has not ended, or has failed.
+        # Of each lane: the last step that it has completed, the last one of these in which it had
+        # rows, and whether an update has begun that has not ended, or has failed.
         self._completed = [0] * len(self.policies)
         self._updated = [0] * len(self.policies)
         self._updating = [False] * len(self.policies)
@@ -105,7 +106,8 @@ class LaneTrainer:
         Args:
             step: number of the step.
             batch: its samples.
-            everyone: the engines get the weights of all policies, otherwise of those that the source wants.
+            everyone: the engines get the weights of all policies, otherwise of those that the
+                source wants.
         """
         parts: list[DataProto | None] = [batch]
         rows = [np.arange(len(batch))]
@@ -118,8 +120,8 @@ class LaneTrainer:
         return rows, self.lanes.start(jobs)
 
     def result(self, step: OpenStep) -> Trained:
-        """Return what the lanes have done in a step, after all have ended: rows in the order of the batch.
-        Raises the error of a lane.
+        """Return what the lanes have done in a step, after all have ended: rows in the order of the
+        batch. Raises the error of a lane.
         """
         wait(step.lanes)
         errors = [error for lane in step.lanes if (error := lane.exception())]
@@ -143,8 +145,8 @@ class LaneTrainer:
         return Trained(batch, metrics, seconds)
 
     def completed(self, steps: Iterable[OpenStep], ended: int) -> int | None:
-        """Return the last step that all policies have completed, at least `ended`, when the lanes of `steps`
-        have ended.
+        """Return the last step that all policies have completed, at least `ended`, when the lanes
+        of `steps` have ended.
 
         None if a policy was updated in a later one, or an update began and did not end.
         """
@@ -154,8 +156,8 @@ class LaneTrainer:
         return None if max(self._updated) > completed or any(self._updating) else completed
 
     def _train(self, step: int, lane: int, batch: DataProto | None, everyone: bool) -> Trained:
-        """Train the policies of a lane on their rows, and send to the engines the weights that `everyone`
-        gets or the source wants.
+        """Train the policies of a lane on their rows, and send to the engines the weights that
+        `everyone` gets or the source wants.
         """
         timer = Timer()
         metrics: dict[str, float] = {}
@@ -180,22 +182,24 @@ class LaneTrainer:
         # A lane without rows has no update, but completes the step and sends what is due.
         if batch is not None:
             batch, metrics = self.steps.score(batch, step, timer)
-            # Another lane may have failed meanwhile: before an update the step can still be taken back.
+            # Another lane may have failed meanwhile: before an update the step can still be taken
+            # back.
             self.lanes.check()
             self._updating[lane] = True
-            # With `one_step_off` weights are sent below, after the samples of the next step are complete:
-            # those are of the weights before this step.
+            # With `one_step_off` weights are sent below, after the samples of the next step are
+            # complete: those are of the weights before this step.
             early = publish if self.async_training.mode == "fully_async" else None
             metrics |= self.steps.update(batch, step, timer, early)
             self._updated[lane] = step
         self._completed[lane] = step
         self._updating[lane] = False
-        # Only now that the step counts as completed: its policies are updated, and can be saved, although an
-        # engine lacks their weights.
+        # Only now that the step counts as completed: its policies are updated, and can be saved,
+        # although an engine lacks their weights.
         if errors:
             wg_id, error = errors[0]
             raise with_group(error, wg_id) from error
-        # Policies without rows, and those of the critic's warm-up, have not been published after an update.
+        # Policies without rows, and those of the critic's warm-up, have not been published after an
+        # update.
         due = [
             policy
             for policy in self.policies[lane]
@@ -211,7 +215,9 @@ class LaneTrainer:
 
 
 def _whole(parts: Mapping[str, SubBatch]) -> DataProto:
-    """Return the rows of all parts in the order of the step's batch, with the columns that all have."""
+    """Return the rows of all parts in the order of the step's batch, with the columns that all
+    have.
+    """
     if len(parts) == 1:
         return next(iter(parts.values())).batch
     columns = sorted(set[str].intersection(*(set(part.batch.batch.keys()) for part in parts.values())))

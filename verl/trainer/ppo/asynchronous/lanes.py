@@ -34,18 +34,20 @@ def lanes_of(
 ) -> list[list[str]]:
     """Return the trained policies of every lane; one lane unless `async_training.mode=fully_async`.
 
-    There is one lane, too, with an estimator that keeps state, and with a penalty in the reward whose
-    coefficient adapts. The critic of a worker group is in the lane of its policies.
+    There is one lane, too, with an estimator that keeps state, and with a penalty in the reward
+    whose coefficient adapts. The critic of a worker group is in the lane of its policies.
     """
     policies = plan.policy_ids
     keeps_state = any(agent.takes("state") for agent in plan.trained)
     adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
-    # With `one_step_off` the samples of the next step have to be complete before any weights are sent. With
-    # committed returns the episodes of a tree are those of the whole team. Averages of an estimator and an
-    # adapted coefficient are state of all policies, which would depend on the lane that comes first.
+    # With `one_step_off` the samples of the next step have to be complete before any weights are
+    # sent. With committed returns the episodes of a tree are those of the whole team. Averages of
+    # an estimator and an adapted coefficient are state of all policies, which would depend on the
+    # lane that comes first.
     if async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
         return [policies]
-    # Adapters of one base, and its critic, share the processes of a worker group, which do one thing at once.
+    # Adapters of one base, and its critic, share the processes of a worker group, which do one
+    # thing at once.
     key = {agent.policy_id: agent.wg_id for agent in plan.trained}
     common = {agent.wg_id for agent in plan.trained if not compares_itself(agent)}
     lanes: dict[str, list[str]] = {}
@@ -55,7 +57,8 @@ def lanes_of(
 
 
 def compares_itself(agent: AgentPlan) -> bool:
-    """Return whether the advantages of an agent depend on samples of its policy alone, as far as is declared.
+    """Return whether the advantages of an agent depend on samples of its policy alone, as far as is
+    declared.
 
     Estimators without groups compare a sample with none, or with those of its policy.
     """
@@ -74,8 +77,8 @@ def compares_itself(agent: AgentPlan) -> bool:
 
 
 class Lanes:
-    """Runs the jobs of every lane one after the other, those of several lanes at the same time; with one lane
-    in the caller's thread.
+    """Runs the jobs of every lane one after the other, those of several lanes at the same time;
+    with one lane in the caller's thread.
 
     After a job that raises, none begins.
 
@@ -100,12 +103,13 @@ class Lanes:
     def start(self, jobs: Sequence[Callable[[], T]]) -> list[Future[T]]:
         """Start a job of every lane."""
         if self._threads:
-            # At once, not when a thread begins: a job that waits behind another one is no idle time.
+            # At once, not when a thread begins: a job that waits behind another one is no idle
+            # time.
             with self._lock:
                 self._running += len(jobs)
             return [threads.submit(self._run, job) for threads, job in zip(self._threads, jobs, strict=True)]
-        # One lane has nothing to go on with beside it, so it needs no thread: the job is over when this
-        # returns, and its error comes with the result, as that of a thread does.
+        # One lane has nothing to go on with beside it, so it needs no thread: the job is over when
+        # this returns, and its error comes with the result, as that of a thread does.
         future: Future[T] = Future()
         try:
             future.set_result(jobs[0]())
@@ -116,7 +120,8 @@ class Lanes:
 
     def _run(self, job: Callable[[], T]) -> T:
         try:
-            # It was queued before another lane failed: what it would train on cannot be saved any more.
+            # It was queued before another lane failed: what it would train on cannot be saved any
+            # more.
             self.check()
             return job()
         except BaseException:
@@ -134,8 +139,8 @@ class Lanes:
             raise CancelledError("another policy failed")
 
     def idle_seconds(self, start: float) -> float:
-        """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0 if
-        one is.
+        """Return the seconds since `start`, by `time.perf_counter`, in which no job was running; 0
+        if one is.
         """
         # The lanes may have been idle since before `start`, which is no part of the step.
         with self._lock:
@@ -143,7 +148,8 @@ class Lanes:
 
     def end(self) -> None:
         """Begin no more jobs."""
-        # Jobs that are queued end with CancelledError; those that run go on, which nothing can interrupt.
+        # Jobs that are queued end with CancelledError; those that run go on, which nothing can
+        # interrupt.
         self._failed = True
         for threads in self._threads:
             threads.shutdown(wait=False)

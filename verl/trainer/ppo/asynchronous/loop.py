@@ -65,7 +65,8 @@ class AsynchronousLoop(TrainingLoop):
         step = self.progress.global_step + len(self._open) + 1
         timer = Timer()
         began = time.perf_counter()
-        # While other steps are open, what has been measured is theirs, and credit has no state between steps.
+        # While other steps are open, what has been measured is theirs, and credit has no state
+        # between steps.
         if not self._open:
             self._begin()
         self.team.engines.allow_restarts()
@@ -100,21 +101,22 @@ class AsynchronousLoop(TrainingLoop):
         )
 
     def _await_lane(self, stop: StopRequest) -> None:
-        """Wait until a lane has ended all open steps and the next one's samples are complete; end steps that
-        all lanes have ended.
+        """Wait until a lane has ended all open steps and the next one's samples are complete; end
+        steps that all lanes have ended.
         """
         while self._open:
             oldest = self._open[0].lanes
             newest = self._open[-1].lanes
             if all(lane.done() for lane in oldest):
-                # Neither saved nor validated: a step for which that is due is the only one that is open, and
-                # `train` has concluded it.
+                # Neither saved nor validated: a step for which that is due is the only one that is
+                # open, and `train` has concluded it.
                 self.report.log(self._end_step())
             elif stop.requested:
                 # `take` raises Interrupted.
                 return
             elif any(lane.done() for lane in newest) and self.source.ready():
-                # Not before samples are complete: while `take` waits for them, no step that ends is reported.
+                # Not before samples are complete: while `take` waits for them, no step that ends is
+                # reported.
                 return
             else:
                 # With a time limit, since no lane tells when samples are complete.
@@ -128,12 +130,13 @@ class AsynchronousLoop(TrainingLoop):
         # Only now: a step with an error stays open, for the rescue.
         self._open.popleft()
         self.progress.complete(step.number, step.generated_tokens)
-        # Steps overlap: the time of one begins when the one before it has ended, so that their sum is that of
-        # the run.
+        # Steps overlap: the time of one begins when the one before it has ended, so that their sum
+        # is that of the run.
         began = max(step.began, self._last_end)
         self._last_end = time.perf_counter()
         step_s = self._last_end - began
-        # With `one_step_off` the step also waits for the next one's samples, before weights are sent.
+        # With `one_step_off` the step also waits for the next one's samples, before weights are
+        # sent.
         waited_s = trained.seconds.get("gen", 0.0)
         seconds = trained.seconds | {"gen": step.gen_s + waited_s, "step": step_s}
         # No step begins without samples, though a lane may have none of them.
@@ -155,22 +158,24 @@ class AsynchronousLoop(TrainingLoop):
         """As `TrainingLoop.rescue`, after the lanes have ended what they have begun."""
         # Now, because more episodes end while the lanes do.
         tasks = self.thread.named()
-        # The error that ends the run has been raised; it may be the one of a lane, which comes again here.
+        # The error that ends the run has been raised; it may be the one of a lane, which comes
+        # again here.
         with suppress(Exception):
             self._end_steps()
         completed = self.trainer.completed(self._open, self.progress.global_step)
         # Some policies have a step that others lack, and no checkpoint can be of both.
         if completed is None:
             return self._rescue_groups(tasks)
-        # A step stays open with an error although all policies are updated: their weights were not sent.
+        # A step stays open with an error although all policies are updated: their weights were not
+        # sent.
         for step in self._open:
             if step.number <= completed:
                 self.progress.complete(step.number, step.generated_tokens)
         return self.checkpointer.rescue()
 
     def _rescue_groups(self, tasks: Sequence[str]) -> str:
-        """Save the groups that are complete beside the checkpoint of the last completed step, if they are of
-        weights that still exist, and return the note of `rescue`.
+        """Save the groups that are complete beside the checkpoint of the last completed step, if
+        they are of weights that still exist, and return the note of `rescue`.
 
         Args:
             tasks: as for `torn_step`.
@@ -180,12 +185,13 @@ class AsynchronousLoop(TrainingLoop):
         # A checkpoint of `one_step_off` has the samples of its next step already.
         if self.team.config.async_training.mode != "fully_async":
             return self.checkpointer.where_to_continue(why, fate)
-        # Groups may be of the newest weights that an engine has. If no checkpoint has those, they are lost,
-        # and their groups with them.
+        # Groups may be of the newest weights that an engine has. If no checkpoint has those, they
+        # are lost, and their groups with them.
         newest = self.team.engines.newest
         if not self.checkpointer.up_to_date or newest > self.progress.global_step:
             fate = f", without the groups that were complete{fate}"
-        # With the models that the checkpoint has, of which it gets links: those of the policies are torn.
+        # With the models that the checkpoint has, of which it gets links: those of the policies are
+        # torn.
         elif failure := self.checkpointer.try_to_save():
             why = failure
         else:

@@ -19,7 +19,8 @@ TICK_S = 0.05
 
 
 class BusyTime:
-    """Seconds in which groups were in progress, and the largest lag of the event loop, in an interval.
+    """Seconds in which groups were in progress, and the largest lag of the event loop, in an
+    interval.
 
     Attributes:
         lag_s: the lag so far.
@@ -65,14 +66,15 @@ class BusyTime:
 
 
 def partial_metrics(batch: DataProto) -> dict[str, float]:
-    """Return verl's `fully_async/partial/*`, of replies whose weights changed while they were sampled.
+    """Return verl's `fully_async/partial/*`, of replies whose weights changed while they were
+    sampled.
 
-    These are their number, their share of all replies, and the largest difference of the versions of one
-    reply.
+    These are their number, their share of all replies, and the largest difference of the versions
+    of one reply.
 
     Args:
-        batch: samples of a step, with the columns `replies` and `partial_replies` of their number in a row,
-            and `partial_span`.
+        batch: samples of a step, with the columns `replies` and `partial_replies` of their number
+            in a row, and `partial_span`.
     """
     replies, partial, spans = (
         batch.non_tensor_batch[name].astype(np.int64)
@@ -87,8 +89,8 @@ def partial_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def count_metrics(queue: GroupQueue) -> dict[str, float]:
-    """Return `fully_async/count/*`, numbers of groups: the ledger of the queue, and what verl counts as
-    samples.
+    """Return `fully_async/count/*`, numbers of groups: the ledger of the queue, and what verl
+    counts as samples.
     """
     ledger = queue.counts()
     verl = {
@@ -101,8 +103,8 @@ def count_metrics(queue: GroupQueue) -> dict[str, float]:
 
 
 def length_ratio(trained: Sequence[FinishedEpisode], dropped: Sequence[FinishedEpisode]) -> float:
-    """Return the mean tokens of the replies of an episode over trained ones / over trained and dropped ones;
-    failed ones do not count.
+    """Return the mean tokens of the replies of an episode over trained ones / over trained and
+    dropped ones; failed ones do not count.
 
     1 if nothing was dropped; below 1 if long episodes were.
     """
@@ -116,8 +118,8 @@ def length_ratio(trained: Sequence[FinishedEpisode], dropped: Sequence[FinishedE
 def with_dropped(
     samples: StepSamples, dropped: Sequence[FinishedEpisode], trained: Sequence[FinishedEpisode]
 ) -> StepSamples:
-    """Return the samples with dropped episodes, which no step trains on, and their tokens, and with the
-    metrics of this mode.
+    """Return the samples with dropped episodes, which no step trains on, and their tokens, and with
+    the metrics of this mode.
     """
     tokens = sum(episode.reply_tokens for episode in dropped if episode.failure is None)
     partial = partial_metrics(samples.batch) if samples.batch is not None else {}

@@ -45,8 +45,8 @@ class Pace:
 
     @property
     def most_lead(self) -> int:
-        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps train on
-        whole batches.
+        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps
+        train on whole batches.
         """
         return min(math.floor((1 + self.staleness) * self.trigger) - 1, self.bound)
 
@@ -57,7 +57,8 @@ class Pace:
             way: `async_training.parameter_sync`.
             step: the step whose update has ended.
             version: step of the weights that the engines have.
-            ahead: the next batch is complete, so no step waits for the engines while they load weights.
+            ahead: the next batch is complete, so no step waits for the engines while they load
+                weights.
         """
         if way == "eager" or self.adapter:
             return True
@@ -67,7 +68,8 @@ class Pace:
 def paces(
     settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()
 ) -> dict[str, Pace]:
-    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own keys.
+    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own
+    keys.
 
     Raises ConfigError for an invalid key or value.
     """
@@ -86,13 +88,13 @@ def paces(
 
 
 def check_async_training(config: RunConfig, plan: RunPlan) -> None:
-    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several optimizer
-    steps on older samples.
+    """Raise ConfigError for keys of `async_training` that contradict others, and warn of several
+    optimizer steps on older samples.
 
-    Contradictions are a policy that does not exist, a bound under which a group can be too old whatever a
-    step waits for, a lead for which no groups are sampled, small batches that no group could wait for, that
-    are larger than a batch, or whose rewards or advantages depend on the whole batch, and dynamic sampling by
-    rewards that depend on other groups.
+    Contradictions are a policy that does not exist, a bound under which a group can be too old
+    whatever a step waits for, a lead for which no groups are sampled, small batches that no group
+    could wait for, that are larger than a batch, or whose rewards or advantages depend on the whole
+    batch, and dynamic sampling by rewards that depend on other groups.
     """
     settings = config.async_training
     policies = {agent.policy_id: None for agent in plan.trained}
@@ -100,8 +102,8 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
         if name not in policies:
             policy_names = ", ".join(policies)
             raise ConfigError(
-                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; trained "
-                f"policies are {policy_names}"
+                f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; "
+                f"trained policies are {policy_names}"
             )
     for policy, pace in paces(settings, policies).items():
         if settings.mode != "fully_async":
@@ -115,9 +117,9 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
             )
             raise ConfigError(
                 f"{where}.max_off_policy_threshold={pace.bound} is too low for "
-                f"staleness_threshold={pace.staleness:g} and trigger_parameter_sync_step={pace.trigger}: "
-                f"episodes would be too old whatever a step waits for; set it to {least} or more, or lower "
-                "the others"
+                f"staleness_threshold={pace.staleness:g} and "
+                f"trigger_parameter_sync_step={pace.trigger}: episodes would be too old whatever a "
+                f"step waits for; set it to {least} or more, or lower the others"
                 + (
                     ", or set async_training.max_off_policy_strategy=drop"
                     if pace.bound >= pace.trigger - 1
@@ -133,7 +135,9 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
 
 
 def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace]) -> None:
-    """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the default."""
+    """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the
+    default.
+    """
     most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in policy_paces.values())
     if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
         more = (
@@ -142,15 +146,15 @@ def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace])
             else "staleness_threshold (and max_off_policy_threshold)"
         )
         raise ConfigError(
-            f"async_training.max_lead={settings.max_lead} has no effect beyond {most}: groups of later steps "
-            f"are not sampled before the slowest policy has trained; set it to at most {most}, or raise "
-            f"async_training.{more} to {settings.max_lead}"
+            f"async_training.max_lead={settings.max_lead} has no effect beyond {most}: groups of "
+            "later steps are not sampled before the slowest policy has trained; set it to at most "
+            f"{most}, or raise async_training.{more} to {settings.max_lead}"
         )
 
 
 def _check_filter(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
-    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend on groups
-    that end later.
+    """Raise ConfigError if the rewards by which a group is kept or rejected, when it ends, depend
+    on groups that end later.
     """
     rule = algorithm.filter_groups
     spread = reward.propagation
@@ -159,8 +163,8 @@ def _check_filter(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
     if rule.enable and rule.metric != "local_reward" and spread.mode == "threshold" and over:
         raise ConfigError(
             "async_training.mode=fully_async decides about a group when it ends, but with "
-            f"reward.propagation.mode=threshold and its {' and '.join(over)} the {rule.metric} that "
-            "algorithm.filter_groups compares depends on all groups of the step; set "
+            f"reward.propagation.mode=threshold and its {' and '.join(over)} the {rule.metric} "
+            "that algorithm.filter_groups compares depends on all groups of the step; set "
             "reward.propagation.theta_quantile=null and min_pass_rate=0, "
             "algorithm.filter_groups.metric=local_reward, or async_training.mode=one_step_off"
         )
@@ -175,10 +179,10 @@ def _warn_of_updates(settings: AsyncTrainingConfig, data: DataConfig, plan: RunP
     }
     if updates and not settings.fresh:
         logger.warning(
-            "async_training.mode=%s trains on samples of older weights, and %s: each moves the policy "
-            "further from the weights that sampled, beyond what algorithm.rollout_correction measures before "
-            "the first one; use fewer (ppo_epochs=1, no mini-batches) or less staleness if the gap grows "
-            "(docs/async.md#what-to-watch)",
+            "async_training.mode=%s trains on samples of older weights, and %s: each moves the "
+            "policy further from the weights that sampled, beyond what "
+            "algorithm.rollout_correction measures before the first one; use fewer (ppo_epochs=1, "
+            "no mini-batches) or less staleness if the gap grows (docs/async.md#what-to-watch)",
             settings.mode,
             ", ".join(f"{policy} makes {count} optimizer steps a batch" for policy, count in updates.items()),
         )
@@ -203,8 +207,8 @@ def _check_small_batches(config: RunConfig, plan: RunPlan) -> None:
                 else f"adv_estimator={algorithm.adv_estimator} scales advantages"
             )
             raise ConfigError(
-                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the episodes of "
-                "a task, such as grpo with group_by=[uid], or leave batch_timeout_s out"
+                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the "
+                "episodes of a task, such as grpo with group_by=[uid], or leave batch_timeout_s out"
             )
     beside = {
         "algorithm.rollout_correction.rollout_is_batch_normalize=true": config.algorithm.rollout_correction.rollout_is_batch_normalize,

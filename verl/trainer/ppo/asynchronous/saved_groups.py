@@ -21,53 +21,58 @@ STATE = "queue.json"
 def check_checkpoint(
     folder: Path, state: Mapping[str, Any], async_training: AsyncTrainingConfig, data: DataConfig
 ) -> None:
-    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer state is
-    `state`.
+    """Raise CheckpointError if a run cannot go on with the samples of a checkpoint, whose trainer
+    state is `state`.
     """
     mode = async_training.mode
     saved_mode = state.get("async_training", "sync")
     if saved_mode != mode:
         raise CheckpointError(
-            f"{folder} was written with async_training.mode={saved_mode}, this run has {mode}, whose next "
-            f"step would differ; set async_training.mode={saved_mode}, or start anew with "
-            "trainer.resume_mode=disable"
+            f"{folder} was written with async_training.mode={saved_mode}, this run has {mode}, "
+            f"whose next step would differ; set async_training.mode={saved_mode}, or start anew "
+            "with trainer.resume_mode=disable"
         )
     if not (folder / FOLDER).is_dir():
         return
     groups = json.loads((folder / FOLDER / STATE).read_text())
     if "groups" not in groups["queue"]:
         raise CheckpointError(
-            f"{folder} was written by an earlier version, which stored groups in another way; finish the run "
-            "with that version, or start anew with trainer.resume_mode=disable"
+            f"{folder} was written by an earlier version, which stored groups in another way; "
+            "finish the run with that version, or start anew with trainer.resume_mode=disable"
         )
     batch = data.train_batch_size
     if groups["batch"] != batch:
         raise CheckpointError(
-            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has {batch}, which "
-            "its groups do not fill; use the same, or start anew with trainer.resume_mode=disable"
+            f"{folder} was written with data.train_batch_size={groups['batch']}, this run has "
+            f"{batch}, which its groups do not fill; use the same, or start anew with "
+            "trainer.resume_mode=disable"
         )
     if async_training.fresh and not groups["fresh"]:
         raise CheckpointError(
-            f"{folder} holds groups of older weights, but this run has async_training.staleness_threshold=0; "
-            "use the staleness of the run that wrote it, or start anew with trainer.resume_mode=disable"
+            f"{folder} holds groups of older weights, but this run has "
+            "async_training.staleness_threshold=0; use the staleness of the run that wrote it, or "
+            "start anew with trainer.resume_mode=disable"
         )
     for policy, pace in paces(async_training, groups["bounds"]).items():
         if pace.bound < (before := groups["bounds"][policy]) and not async_training.fresh:
             raise CheckpointError(
                 f"{folder} holds groups that may become {before} steps old, but this run has "
-                f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} and lower "
-                "async_training.staleness_threshold, or start anew with trainer.resume_mode=disable"
+                f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} "
+                "and lower async_training.staleness_threshold, or start anew with "
+                "trainer.resume_mode=disable"
             )
     # the queue, which only checkpoints of fully asynchronous training hold
     from verl.trainer.ppo.asynchronous.group_queue import fits
 
-    # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the surplus.
+    # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the
+    # surplus.
     queue = groups["queue"]
     waits = async_training.max_off_policy_strategy == "wait" and not async_training.fresh
     left = [group["deadline"] for group in queue["groups"] if group["state"] in ("complete", "running")]
     if waits and not fits(Counter(left), queue["taken"], batch):
         raise CheckpointError(
             f"{folder} holds groups that become too old before a step trains on them, as "
-            "async_training.max_off_policy_strategy=drop allows, and dynamic sampling without staleness; "
-            "keep the keys of the run that wrote it, or start anew with trainer.resume_mode=disable"
+            "async_training.max_off_policy_strategy=drop allows, and dynamic sampling without "
+            "staleness; keep the keys of the run that wrote it, or start anew with "
+            "trainer.resume_mode=disable"
         )

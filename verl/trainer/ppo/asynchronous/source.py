@@ -12,16 +12,19 @@ from verl.trainer.ppo.collect.source import SampleSource
 class AsynchronousSource(SampleSource):
     """Samples that are collected while policies are updated.
 
-    The training loop calls `update_begins`, `ready`, `metrics` and the methods of `SampleSource`. `wants`,
-    `update_ended` and `published` come from the thread that trains the policies, for each lane of policies in
-    this order: with several lanes at the same time, and also beside `take` of the next step.
+    The training loop calls `update_begins`, `ready`, `metrics` and the methods of `SampleSource`.
+    `wants`, `update_ended` and `published` come from the thread that trains the policies, for each
+    lane of policies in this order: with several lanes at the same time, and also beside `take` of
+    the next step.
     """
 
     def update_begins(self, step: int, last: bool) -> None:
         """Do what runs beside the updates of a step, which is the last one or not: nothing."""
 
     def wants(self, step: int, policy: str) -> bool:
-        """Return whether the engines get the weights of a policy after its update in a step: always."""
+        """Return whether the engines get the weights of a policy after its update in a step:
+        always.
+        """
         return True
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:

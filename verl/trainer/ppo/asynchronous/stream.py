@@ -1,11 +1,11 @@
-"""`async_training.mode=fully_async`: groups are sampled all the time, and every step trains on those that are
-complete.
+"""`async_training.mode=fully_async`: groups are sampled all the time, and every step trains on
+those that are complete.
 
     event loop of the collector:   dispatch groups while there is room | put complete ones into the queue
     training loop, step s:      take a batch of groups | credit, updates | send the weights of s to the engines
 
-`GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is used on
-the event loop alone.
+`GroupQueue` decides what is in progress and what a step takes; once a step has begun, its state is
+used on the event loop alone.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class GroupStream(AsynchronousSource):
     Attributes:
         steps: number of steps of the run.
         paces: of every trained policy.
-        engines: of every trained policy, with its adapter; drained before new weights, and none with
-            `async_training.partial_rollout`.
+        engines: of every trained policy, with its adapter; drained before new weights, and none
+            with `async_training.partial_rollout`.
     """
 
     steps: int
@@ -99,8 +99,8 @@ class GroupStream(AsynchronousSource):
         return self.loop.call(look)
 
     def update_ended(self, step: int, policies: Collection[str]) -> None:
-        """Wait for the replies in progress if they may not go on with new weights; otherwise engines take
-        these while they sample.
+        """Wait for the replies in progress if they may not go on with new weights; otherwise
+        engines take these while they sample.
         """
         due = [engine for policy, engine in self.engines.items() if policy in policies]
 
@@ -143,8 +143,8 @@ class GroupStream(AsynchronousSource):
         return self.loop.call(look)
 
     def metrics(self, step: int, step_s: float) -> dict[str, float]:
-        """Return the ledger of groups, the lead of policies over their engines, the share of the step without
-        a group, and the loop's lag.
+        """Return the ledger of groups, the lead of policies over their engines, the share of the
+        step without a group, and the loop's lag.
 
         The lag is the largest delay of the event loop in the step.
         """
@@ -315,8 +315,8 @@ class GroupStream(AsynchronousSource):
         return with_dropped(samples, dropped, [e for group in groups for e in group.episodes])
 
     async def _samples(self, groups: Sequence[Group], step: int) -> StepSamples:
-        """Return the samples of a step from its groups and those that failed or were rejected since the last
-        one.
+        """Return the samples of a step from its groups and those that failed or were rejected since
+        the last one.
         """
         assert self._player is not None
         ended = self.queue.of("training", "failed", "rejected", step=step)
@@ -325,7 +325,8 @@ class GroupStream(AsynchronousSource):
             return StepSamples(None, (), {}, 0, ALL_ASIDE if all_aside else NO_TASKS)
         result = await self._player.result([e for group in ended for e in group.sampled])
         if self.config.algorithm.filter_groups.enable:
-            # Without staleness the step has all groups of its batches, of which it keeps the first ones.
+            # Without staleness the step has all groups of its batches, of which it keeps the first
+            # ones.
             group_ids = None if self.draws.whole else {group.sampled[0].uid for group in groups}
             attempts = max(group.attempt + 1 for group in ended)
             return keep_signal(
@@ -358,10 +359,11 @@ class GroupStream(AsynchronousSource):
         return groups
 
     async def _wait(self, step: int, late_s: float) -> None:
-        """Wait until a group ends, or until the step is late, in `late_s` seconds if that is positive.
+        """Wait until a group ends, or until the step is late, in `late_s` seconds if that is
+        positive.
 
-        Raises TimeoutError if no group ends within the time that episodes may take, and none in progress has
-        time left.
+        Raises TimeoutError if no group ends within the time that episodes may take, and none in
+        progress has time left.
         """
         assert self._player is not None
         rollout = self.config.rollout

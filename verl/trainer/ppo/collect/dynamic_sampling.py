@@ -40,14 +40,16 @@ logger = logging.getLogger(__name__)
 
 
 def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
-    """Return whether `algorithm.filter_groups.metric` differs within the group of each row, `[bsz]` bool.
+    """Return whether `algorithm.filter_groups.metric` differs within the group of each row, `[bsz]`
+    bool.
 
-    Groups are those of the advantage, including `algorithm.per_agent`; with `m_grpo` episodes of the main
-    agent and calls of sub-agents are separate groups, and calls that are not sampled later count here. A
-    group of one has no signal, unless `singleton=raw` trains on it; rows without a response token are
-    ignored.
+    Groups are those of the advantage, including `algorithm.per_agent`; with `m_grpo` episodes of
+    the main agent and calls of sub-agents are separate groups, and calls that are not sampled later
+    count here. A group of one has no signal, unless `singleton=raw` trains on it; rows without a
+    response token are ignored.
     """
-    # Token rewards are float32: values that differ only in float64 are equal when advantages are computed.
+    # Token rewards are float32: values that differ only in float64 are equal when advantages are
+    # computed.
     values = (
         batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]]
         .astype(np.float32)
@@ -78,8 +80,8 @@ def _spread(
     weights: np.ndarray | None,
     singletons: bool,
 ) -> np.ndarray:
-    """Return whether values in each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted) means over
-    units are compared.
+    """Return whether values in each row's group differ, `[rows]`; with `unit` `[rows]`, (weighted)
+    means over units are compared.
     """
     compared = groups
     if unit is not None:
@@ -95,11 +97,11 @@ def _spread(
 async def draw_until_full(
     config: RunConfig, collector: EpisodeCollector, loader: TaskLoader, step: int
 ) -> StepSamples:
-    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or `max_num_gen_batches` is
-    reached.
+    """Collect until `data.train_batch_size` tasks have a signal, no task is left, or
+    `max_num_gen_batches` is reached.
 
-    Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch is
-    smaller, and a warning is logged.
+    Surplus tasks are dropped in the order in which they were sampled. With too few tasks the batch
+    is smaller, and a warning is logged.
     """
     batch_size = config.data.train_batch_size
     limit = config.algorithm.filter_groups.max_num_gen_batches
@@ -186,7 +188,8 @@ def _first_tasks(batch: DataProto, keep: np.ndarray, batch_size: int) -> np.ndar
 def _dropped_shares(
     batch: DataProto, signal: np.ndarray, config: AlgorithmConfig
 ) -> Iterator[tuple[str, float]]:
-    """Yield the fraction of each agent's groups without a signal, and per turn if there are several turns.
+    """Yield the fraction of each agent's groups without a signal, and per turn if there are several
+    turns.
 
     A group counts once if the agent (in that turn) has a row with a response token in it.
     """
@@ -217,7 +220,7 @@ def _no_signal(algorithm: AlgorithmConfig, collections: int, result: EpisodeBatc
     mean = f"{np.mean(rewards):.3g}" if rewards else "unknown, all episodes failed"
     return (
         f"{algorithm.filter_groups.metric} differs within no group of "
-        f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every advantage "
-        f"is 0; mean team reward: {mean}. The tasks are too easy or too hard for this team: use others, "
-        "raise env.rollout.n, or turn algorithm.filter_groups.enable off"
+        f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every "
+        f"advantage is 0; mean team reward: {mean}. The tasks are too easy or too hard for this "
+        "team: use others, raise env.rollout.n, or turn algorithm.filter_groups.enable off"
     )

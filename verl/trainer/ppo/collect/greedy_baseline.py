@@ -16,9 +16,9 @@ def reward_baselines(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Return the baseline of every row, `[bsz]` float, and the metrics `train/remax/*`.
 
-    It is the mean reward of the row's agent in the greedy episode of the row's task. If the agent was not
-    called there, it is `alpha * team reward`, the reward of a sample without a local reward; if that episode
-    failed, the mean of the agent's sampled rewards of the task.
+    It is the mean reward of the row's agent in the greedy episode of the row's task. If the agent
+    was not called there, it is `alpha * team reward`, the reward of a sample without a local
+    reward; if that episode failed, the mean of the agent's sampled rewards of the task.
 
     Args:
         batch: sampled rows with `uid`, `agent_id`, `reward`.

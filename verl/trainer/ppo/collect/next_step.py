@@ -2,11 +2,12 @@
 (`async_training.mode=one_step_off`).
 
     step s begins with its samples and nothing in flight:
-        start collecting s+1 | credit and updates of s | wait for s+1 | send the weights of s to the engines | checkpoint, validation
+        start collecting s+1 | credit and updates of s | wait for s+1 | send the weights of s to the
+        engines | checkpoint, validation
 
-From the second step on, samples are one step older than the weights that they train. The weights of s-1
-sample the whole of s+1, so a run is a function of its seed. A checkpoint of step s holds the samples of s+1,
-because the weights that sampled them no longer exist.
+From the second step on, samples are one step older than the weights that they train. The weights of
+s-1 sample the whole of s+1, so a run is a function of its seed. A checkpoint of step s holds the
+samples of s+1, because the weights that sampled them no longer exist.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class NextStep(StepCollection, AsynchronousSource):
     _busy_s: float = field(default=0.0, init=False)
 
     def take(self, step: int, stop: StopRequest) -> StepSamples:
-        """Return the samples that were collected during the last step, or collect those of the first one."""
+        """Return the samples that were collected during the last step, or collect those of the
+        first one.
+        """
         samples = self._samples
         self._samples = None
         start = time.perf_counter()
@@ -76,8 +79,8 @@ class NextStep(StepCollection, AsynchronousSource):
         return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 
     def rewind(self, step: int) -> None:
-        """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends, and its
-        tasks count as not drawn.
+        """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends,
+        and its tasks count as not drawn.
         """
         running = self._running
         self._running = None
@@ -107,11 +110,11 @@ def _own_columns(batch: DataProto | None) -> DataProto | None:
 
 
 def save_samples(samples: StepSamples | None, folder: Path) -> None:
-    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors, everything
-    else as JSON.
+    """Write samples without their episodes, which are in `trajectories/`: tensors as safetensors,
+    everything else as JSON.
 
-    Samples without a batch, with which no run can go on, are left out: a resumed run collects with the tasks
-    that follow.
+    Samples without a batch, with which no run can go on, are left out: a resumed run collects with
+    the tasks that follow.
     """
     if samples is None or samples.batch is None:
         return

@@ -1,5 +1,5 @@
-"""Protocol of collectors, the interface between trainer and agents: tasks in, episodes and one batch of
-samples out.
+"""Protocol of collectors, the interface between trainer and agents: tasks in, episodes and one
+batch of samples out.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class FinishedEpisode(Protocol):
 
     @property
     def reply_tokens(self) -> int:
-        """Number of tokens that the run's engines generated for it, including candidates of a tree that were
-        not committed.
+        """Number of tokens that the run's engines generated for it, including candidates of a tree
+        that were not committed.
         """
         ...
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Report of the environment: `success` in 0..1, numbers named `<role>/<name>`, and other values."""
+        """Report of the environment: `success` in 0..1, numbers named `<role>/<name>`, and other
+        values.
+        """
         ...
 
     def to_json(self) -> dict[str, Any]:
@@ -81,23 +83,23 @@ class EpisodeGroupPlayer(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """Seconds in which every episode ends after it has begun, without the time that engines take for its
-        replies.
+        """Seconds in which every episode ends after it has begun, without the time that engines
+        take for its replies.
         """
         ...
 
     @property
     def in_time(self) -> bool:
-        """Whether an episode in progress has not used up its time limit, which does not count the time of
-        engines.
+        """Whether an episode in progress has not used up its time limit, which does not count the
+        time of engines.
         """
         ...
 
     async def play(
         self, task: Any, n: int, *, step: int, attempt: int = 0, number: int = 0, greedy: bool = False
     ) -> Sequence[Any]:
-        """Return the `n` episodes of a task that `EpisodeCollector.collect` plays for the `number`-th
-        appearance of the task.
+        """Return the `n` episodes of a task that `EpisodeCollector.collect` plays for the
+        `number`-th appearance of the task.
         """
         ...
 
@@ -110,12 +112,14 @@ class EpisodeGroupPlayer(Protocol):
         ...
 
     def rows(self, episodes: Sequence[Any]) -> DataProto | None:
-        """Return the batch of `result`, as far as it can be known without the other groups of the step."""
+        """Return the batch of `result`, as far as it can be known without the other groups of the
+        step.
+        """
         ...
 
     async def result(self, episodes: Sequence[Any]) -> EpisodeBatch:
-        """Return the result of whole groups, which is that of `EpisodeCollector.collect` for the same
-        episodes.
+        """Return the result of whole groups, which is that of `EpisodeCollector.collect` for the
+        same episodes.
         """
         ...
 
@@ -146,8 +150,8 @@ class EpisodeCollector(Protocol):
         ...
 
     def groups(self, window: int) -> AbstractAsyncContextManager[EpisodeGroupPlayer]:
-        """Return a context with a player of single groups; of the last `window` episodes not too many may
-        fail.
+        """Return a context with a player of single groups; of the last `window` episodes not too
+        many may fail.
         """
         ...
 
@@ -164,7 +168,7 @@ class EpisodeCollector(Protocol):
         ...
 
     def join(self, results: Sequence[Any]) -> EpisodeBatch:
-        """Join several collections of one step: rows and episodes in their order, metrics over all of
-        them.
+        """Join several collections of one step: rows and episodes in their order, metrics over all
+        of them.
         """
         ...

@@ -1,4 +1,5 @@
-"""Where the samples of each training step come from: what every source has, and that of synchronous training.
+"""Where the samples of each training step come from: what every source has, and that of synchronous
+training.
 
 Those of the other modes are `collect/next_step.py` and `asynchronous/stream.py`.
 """
@@ -76,8 +77,8 @@ class SampleSource:
         """Begin no new episodes during a validation: there are none between two steps."""
 
     def rewind(self, step: int) -> None:
-        """Undo the take of a step after `step`, which no policy was trained on, for a checkpoint of `step`;
-        do nothing if there is none.
+        """Undo the take of a step after `step`, which no policy was trained on, for a checkpoint of
+        `step`; do nothing if there is none.
         """
 
     def save(self, folder: Path) -> None:

@@ -49,7 +49,9 @@ def samples_of(result: EpisodeBatch) -> StepSamples:
 async def with_baselines(
     reward: RewardConfig, result: EpisodeBatch, play_greedy: Callable[[], Awaitable[EpisodeBatch]] | None
 ) -> StepSamples:
-    """Return the samples of one collection, with the baselines of its greedy episodes if they are played."""
+    """Return the samples of one collection, with the baselines of its greedy episodes if they are
+    played.
+    """
     samples = samples_of(result)
     if samples.batch is None or play_greedy is None:
         return samples

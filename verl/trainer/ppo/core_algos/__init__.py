@@ -1,8 +1,9 @@
-"""Advantages, losses and KL: pure functions on tensors, one short file each, with verl's public names.
+"""Advantages, losses and KL: pure functions on tensors, one short file each, with verl's public
+names.
 
-An algorithm is chosen by its registered name, and a run imports the files of its own algorithms alone
-(`verl.trainer.plan.registry`). Names of verl, and functions that are called directly, are attributes of the
-package; the first one that is used imports every file (`public.py`).
+An algorithm is chosen by its registered name, and a run imports the files of its own algorithms
+alone (`verl.trainer.plan.registry`). Names of verl, and functions that are called directly, are
+attributes of the package; the first one that is used imports every file (`public.py`).
 """
 
 from importlib import import_module
@@ -27,7 +28,8 @@ def __getattr__(name: str) -> Any:
         public = import_module(f"{__name__}.public")
         if name == "__all__":
             return sorted([*public.__all__, *_VERLS])
-        # While `public.py` is imported, it asks for the folders of this package and has no names yet.
+        # While `public.py` is imported, it asks for the folders of this package and has no names
+        # yet.
         if name in getattr(public, "__all__", ()):
             return getattr(public, name)
         if name in globals():  # a file or folder, which the import has added

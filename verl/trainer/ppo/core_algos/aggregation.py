@@ -1,5 +1,5 @@
-"""Masked sums and means, and aggregation of token losses with a gradient that is independent of the cut into
-micro-batches.
+"""Masked sums and means, and aggregation of token losses with a gradient that is independent of the
+cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def row_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row's unmasked entries: `[bsz]`, float64; masked entries may have any value."""
+    """Return the sum of each row's unmasked entries: `[bsz]`, float64; masked entries may have any
+    value.
+    """
     sums = [torch.where(m.bool(), v, 0.0).double().sum(dim=-1) for v, m in pieces(values, mask)]
     return torch.cat(sums) if len(sums) != 1 else sums[0]
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield chunks of the same rows of every tensor, small enough for their float64 copies to fit into the
-    cache.
+    """Yield chunks of the same rows of every tensor, small enough for their float64 copies to fit
+    into the cache.
     """
     rows = max(1, PIECE_ENTRIES // max(1, tensors[0][:1].numel()))
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
@@ -48,15 +50,15 @@ def row_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def set_mean(values: torch.Tensor) -> float:
-    """Return the mean of a one-dimensional tensor, sorted before it is summed: identical to the bit for any
-    order.
+    """Return the mean of a one-dimensional tensor, sorted before it is summed: identical to the bit
+    for any order.
     """
     return float(values.double().sort().values.sum() / max(len(values), 1))
 
 
 def spread(values: torch.Tensor) -> tuple[float, float, float, float]:
-    """Return (mean, unbiased standard deviation, maximum, minimum) of a tensor; the deviation of one value is
-    0.
+    """Return (mean, unbiased standard deviation, maximum, minimum) of a tensor; the deviation of
+    one value is 0.
     """
     values = values.double()
     std = values.std().item() if values.numel() > 1 else 0.0

@@ -1,7 +1,7 @@
 """Groups of rows, and statistics of a score within each group.
 
-Statistics depend on the *set* of rows only: scores are sorted within their group before they are summed (in
-float64), so that results are identical to the bit for any order of rows.
+Statistics depend on the *set* of rows only: scores are sorted within their group before they are
+summed (in float64), so that results are identical to the bit for any order of rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_CODE = 2**62
 class GroupStats:
     """Per-group statistics, each of shape `[n_groups]`; `std` is unbiased and 0 for a group of one.
 
-    `count` is the number of valid rows with a positive weight, `weight` the sum of their weights (`count`
-    without weights).
+    `count` is the number of valid rows with a positive weight, `weight` the sum of their weights
+    (`count` without weights).
     """
 
     count: np.ndarray
@@ -32,11 +32,11 @@ class GroupStats:
 
 
 def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the distinct tuples of `columns` (each `[bsz]`, of objects or numbers) from 0 in order of
-    appearance: `[bsz]` int64.
+    """Number the distinct tuples of `columns` (each `[bsz]`, of objects or numbers) from 0 in order
+    of appearance: `[bsz]` int64.
 
-    Values are compared with `==`: the string "1" and the number 1 are different keys. None and NaN are one
-    key. Raises ValueError without columns, or if lengths differ.
+    Values are compared with `==`: the string "1" and the number 1 are different keys. None and NaN
+    are one key. Raises ValueError without columns, or if lengths differ.
     """
     if not columns:
         raise ValueError("group_index needs at least one column; use np.zeros(bsz) for one global group")
@@ -54,11 +54,11 @@ def group_index(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return codes of the distinct values of a column from 0 in order of appearance, `[bsz]` int64, and their
-    number.
+    """Return codes of the distinct values of a column from 0 in order of appearance, `[bsz]` int64,
+    and their number.
 
-    Only the first row of each run of equal rows is hashed: rows of a task, and of an episode, follow each
-    other.
+    Only the first row of each run of equal rows is hashed: rows of a task, and of an episode,
+    follow each other.
     """
     import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
 
@@ -88,8 +88,9 @@ def group_stats(
 ) -> GroupStats:
     """Return count, mean, unbiased std and "all equal" of `scores` `[bsz]` per group.
 
-    With weights `w >= 0` the mean is `sum w s / W` and the variance `sum w (s - mean)^2 / (W - sum w^2 / W)`,
-    `W = sum w`: reliability weights, under which equal weights of any size give the unweighted statistics.
+    With weights `w >= 0` the mean is `sum w s / W` and the variance
+    `sum w (s - mean)^2 / (W - sum w^2 / W)`, `W = sum w`: reliability weights, under which equal
+    weights of any size give the unweighted statistics.
 
     Args:
         scores: `[bsz]`.
@@ -111,7 +112,8 @@ def group_stats(
                 f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}"
             )
         keep &= weights > 0
-    # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the mean.
+    # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the
+    # mean.
     s = np.add(scores[keep], 0.0, dtype=np.float64)
     g = index[keep]
     if weights is None:
@@ -146,8 +148,8 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
         lowest = s[starts]
         highest = s[starts + sizes - 1]
         constant[present] = lowest == highest
-        # The mean of equal scores is that score; their sum divided by their number may differ in the last
-        # bit.
+        # The mean of equal scores is that score; their sum divided by their number may differ in
+        # the last bit.
         sums = np.add.reduceat(s if w is None else s * w, starts)
         mean[present] = np.where(constant[present], lowest, sums / weight[present])
         deviation = (s - np.repeat(mean[present], sizes)) ** 2
@@ -159,8 +161,9 @@ def _reduce(s: np.ndarray, g: np.ndarray, w: np.ndarray | None, n_groups: int, c
 def _sort_within_groups(s: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return scores and groups sorted by group, then score.
 
-    Sorting integers is several times faster than sorting row indices by two keys, so group and score are
-    packed into one integer: the score itself if it is exact in float32 (as rewards are), else its rank.
+    Sorting integers is several times faster than sorting row indices by two keys, so group and
+    score are packed into one integer: the score itself if it is exact in float32 (as rewards are),
+    else its rank.
     """
     with np.errstate(over="ignore"):
         narrow = s.astype(np.float32)

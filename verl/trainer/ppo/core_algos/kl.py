@@ -36,8 +36,8 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
 
 def kl_penalty_forward(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """Return `kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`: `exp(-x) - 1 + x`,
-    clamped to +-10.
+    """Return `kl`/`k1`: log-ratio; `abs`; `mse`/`k2`: half its square; `low_var_kl`/`k3`:
+    `exp(-x) - 1 + x`, clamped to +-10.
 
     Raises ValueError for an unknown estimator, or if shapes differ.
     """
@@ -109,7 +109,9 @@ class AdaptiveKLController:
         self.horizon = horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Multiply the coefficient by `1 + clip(current / target - 1, +-0.2) * min(n_steps / horizon, 1)`."""
+        """Multiply the coefficient by
+        `1 + clip(current / target - 1, +-0.2) * min(n_steps / horizon, 1)`.
+        """
         error = float(np.clip(current_kl / self.target - 1, -0.2, 0.2))
         self.value *= 1 + error * min(n_steps / self.horizon, 1)
 

@@ -13,9 +13,9 @@ ACCURACY = "val/episode/success_rate"
 class AdaptiveTheta:
     """`theta`, lowered by `theta_step` after each fall of validation accuracy, at least 0.
 
-    Accuracy has fallen if it is below the best of the previous `theta_window` validations, and at most
-    `1 - theta_fall` times that. The window is cleared after a fall, so that each fall counts once. No paper:
-    the rule is this project's.
+    Accuracy has fallen if it is below the best of the previous `theta_window` validations, and at
+    most `1 - theta_fall` times that. The window is cleared after a fall, so that each fall counts
+    once. No paper: the rule is this project's.
 
     Attributes:
         adapts: whether `theta_step` is above 0; otherwise theta is constant.

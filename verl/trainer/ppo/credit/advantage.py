@@ -19,8 +19,8 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.credit.estimator_inputs import FIXES, EstimatorInputs
 from verl.utils.names import own_key
 
-# Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to parameters of that
-# name.
+# Arguments that verl passes to an estimator with `**kwargs`; all others are passed only to
+# parameters of that name.
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
 
 
@@ -175,7 +175,9 @@ def _resampled(data: DataProto, config: EstimatorConfig) -> DataProto:
 
 
 def _parts(data: DataProto, config: EstimatorConfig) -> list[tuple[Any, np.ndarray | None]]:
-    """Return (settings, row indices) of each part; the row indices are None if one part has all rows."""
+    """Return (settings, row indices) of each part; the row indices are None if one part has all
+    rows.
+    """
     if not own_key(config, "per_agent", None):
         return [(config, None)]
     if not isinstance(config, AlgorithmConfig):
@@ -210,7 +212,9 @@ def _inputs(
 
 
 def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
-    """Return advantages, returns `[rows, response_len]` and, if weights of rows differ, weights `[rows]`."""
+    """Return advantages, returns `[rows, response_len]` and, if weights of rows differ, weights
+    `[rows]`.
+    """
     result = ESTIMATORS.function(name)(**_arguments(name, inputs))
     advantages = result[0]
     returns = result[1]
@@ -219,21 +223,22 @@ def _estimate(name: str, inputs: EstimatorInputs) -> tuple[torch.Tensor, torch.T
 
 
 def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
-    """Return the estimator's arguments that are available. Raises ValueError for a missing argument without a
-    default.
+    """Return the estimator's arguments that are available. Raises ValueError for a missing argument
+    without a default.
     """
     required, any_keyword = ESTIMATORS.parameters(name)
     config = inputs.given["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
         raise ValueError(
-            f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; use auto or "
-            "samples"
+            f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; "
+            "use auto or samples"
         )
     arguments = {}
     for key in dict.fromkeys((*required, *(VERL_KEYWORDS if any_keyword else ()))):
         needed = required.get(key, False)
         try:
-            # An estimator with a traj_index without a default needs episodes, also if rows are not averaged.
+            # An estimator with a traj_index without a default needs episodes, also if rows are not
+            # averaged.
             arguments[key] = inputs.column("traj_uid") if key == "traj_index" and needed else inputs.get(key)
         except KeyError as missing:
             if needed:
@@ -245,8 +250,8 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
 
 
 def _complete(data: DataProto) -> None:
-    """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match the
-    rewards.
+    """Add a missing `response_mask`. Raises ValueError if it cannot be computed, or does not match
+    the rewards.
     """
     columns = set(data.batch.keys())
     if "response_mask" not in columns:
@@ -261,7 +266,8 @@ def _complete(data: DataProto) -> None:
     if rewards.shape != mask.shape or rewards.device != mask.device:
         raise ValueError(
             f"token_level_rewards {tuple(rewards.shape)} on {rewards.device} and response_mask "
-            f"{tuple(mask.shape)} on {mask.device} differ in shape or device; both are [bsz, response_len]"
+            f"{tuple(mask.shape)} on {mask.device} differ in shape or device; both are [bsz, "
+            "response_len]"
         )
 
 

@@ -45,8 +45,8 @@ def committed_rows(batch: DataProto) -> np.ndarray:
 
 
 def with_other_candidates(values: torch.Tensor, committed: np.ndarray) -> torch.Tensor:
-    """Return `[bsz, response_len]`: `values` `[n_committed, response_len]` in the committed rows, and 0 in
-    the others.
+    """Return `[bsz, response_len]`: `values` `[n_committed, response_len]` in the committed rows,
+    and 0 in the others.
     """
     place = torch.as_tensor(np.flatnonzero(committed), device=values.device)
     return values.new_zeros((len(committed), *values.shape[1:])).index_copy_(0, place, values)
@@ -58,16 +58,17 @@ def compute_committed_advantage(
     config: AlgorithmConfig,
     candidate_weight: float,
 ) -> DataProto:
-    """Set `advantages` and `returns` `[bsz, response_len]` of a tree, see the module; `returns` of candidates
-    not committed are 0.
+    """Set `advantages` and `returns` `[bsz, response_len]` of a tree, see the module; `returns` of
+    candidates not committed are 0.
 
-    If the estimator weighs rows in the loss, the candidates of a call have the weight of its committed reply.
-    With `candidate_weight=0` candidates that were not committed have weight 0 in the loss.
+    If the estimator weighs rows in the loss, the candidates of a call have the weight of its
+    committed reply. With `candidate_weight=0` candidates that were not committed have weight 0 in
+    the loss.
 
     Args:
-        batch: the arguments of the estimator, and the columns `committed`, `traj_uid`, `turn`, `call`,
-            `candidate_reward`, `invalid_penalty` and `overlong_penalty`, with one committed row for each
-            call.
+        batch: the arguments of the estimator, and the columns `committed`, `traj_uid`, `turn`,
+            `call`, `candidate_reward`, `invalid_penalty` and `overlong_penalty`, with one committed
+            row for each call.
         estimate: sets `advantages`, `returns` and optionally `row_weights` of the committed rows.
         config: source of `norm_adv_by_std_in_grpo`, which may differ by agent.
         candidate_weight: `w`.
@@ -88,8 +89,8 @@ def compute_committed_advantage(
 
 
 def compare_candidates(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
-    """Return `(r - mean_c r) / (std_c r + 1e-6)` of every row, `[bsz]`: 0 for a call with one candidate or
-    equal rewards.
+    """Return `(r - mean_c r) / (std_c r + 1e-6)` of every row, `[bsz]`: 0 for a call with one
+    candidate or equal rewards.
     """
     columns = batch.non_tensor_batch
     tensors = batch.batch

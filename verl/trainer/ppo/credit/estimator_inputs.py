@@ -39,7 +39,8 @@ class EstimatorInputs:
         arguments: those common to all rows: `gamma`, `config`, `state`, ...
         index: function that returns the group of each row.
         over_trajectories: provide `traj_index`, so that rows of one trajectory are averaged first.
-        weigh_calls: provide `weights`, so that an agent's calls in one episode have a total weight of 1.
+        weigh_calls: provide `weights`, so that an agent's calls in one episode have a total weight
+            of 1.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class EstimatorInputs:
         return self.tensor(name) if name in self.data.batch.keys() else self.column(name)  # noqa: SIM118
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the batch, `[bsz, ...]`. Raises KeyError if there is none of that name."""
+        """Return a tensor of the batch, `[bsz, ...]`. Raises KeyError if there is none of that
+        name.
+        """
         value = self.data.batch[name]
         return value if self.rows is None else value[torch.as_tensor(self.rows, device=value.device)]
 
@@ -77,8 +80,8 @@ class EstimatorInputs:
         return value if self.rows is None else value[self.rows]
 
     def call_weights(self) -> np.ndarray | None:
-        """Return `[bsz]`: 1 / m for a row whose agent has m rows with a token in that episode, 0 for an empty
-        row; None without weights.
+        """Return `[bsz]`: 1 / m for a row whose agent has m rows with a token in that episode, 0
+        for an empty row; None without weights.
         """
         return self._call_weights if self._weigh_calls else None
 
@@ -88,11 +91,11 @@ class EstimatorInputs:
         return call_weights(self.column("traj_uid"), self.column("agent_id"), real)
 
     def turn_index(self) -> np.ndarray:
-        """Return the index of each row among its agent's calls in that episode, from 0, by turn and call:
-        `[bsz]`.
+        """Return the index of each row among its agent's calls in that episode, from 0, by turn and
+        call: `[bsz]`.
 
-        Candidates of one call have the same index. A row that never had a token has -1; a rejected row keeps
-        its index.
+        Candidates of one call have the same index. A row that never had a token has -1; a rejected
+        row keeps its index.
         """
         replies = "reply_mask" if "reply_mask" in set(self.data.batch.keys()) else "response_mask"
         rows = np.flatnonzero(real_rows(self.tensor(replies)).cpu().numpy())

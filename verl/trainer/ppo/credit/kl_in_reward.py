@@ -36,11 +36,12 @@ class KLInReward:
             self._controller(policy).value = value
 
     def apply(self, batch: DataProto) -> dict[str, float]:
-        """Set `token_level_rewards` from `token_level_scores`, per policy. A policy without an unmasked token
-        keeps its coefficient.
+        """Set `token_level_rewards` from `token_level_scores`, per policy. A policy without an
+        unmasked token keeps its coefficient.
 
         Returns:
-            Metrics of `apply_kl_penalty`: means over policies, and those of each policy under `wg/<policy>/`.
+            Metrics of `apply_kl_penalty`: means over policies, and those of each policy under
+                `wg/<policy>/`.
         """
         rewards = batch.batch["token_level_scores"].clone()
         per_policy = {}

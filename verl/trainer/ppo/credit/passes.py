@@ -12,8 +12,8 @@ def needs_old_log_probs(
 ) -> bool:
     """Return whether old log-probs of the trainer are needed.
 
-    They are for several updates per step, KL in the reward, a correction, an estimator, and the probability
-    that masks cut off.
+    They are for several updates per step, KL in the reward, a correction, an estimator, and the
+    probability that masks cut off.
 
     Args:
         algorithm: keys under `algorithm`.

@@ -1,5 +1,5 @@
-"""Credit assignment of one step: log-probs, off-policy correction, token rewards and advantages of the whole
-team.
+"""Credit assignment of one step: log-probs, off-policy correction, token rewards and advantages of
+the whole team.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class CreditAssigner:
         return needs_old_log_probs(self.config.algorithm, self.config.gateway, self.plan, self.on_policy)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
-        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`. Return (batch,
-        metrics).
+        """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`.
+        Return (batch, metrics).
 
         Args:
             batch: fresh samples.
@@ -99,8 +99,8 @@ class CreditAssigner:
     def _log_probs(
         self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool
     ) -> DataProto:
-        """Add log-probs and values; during the critic warm-up, without policy updates, the pass measures the
-        gap to the sampler.
+        """Add log-probs and values; during the critic warm-up, without policy updates, the pass
+        measures the gap to the sampler.
         """
         correction = self.config.algorithm.rollout_correction
         if self.needs_old or warmup:
@@ -126,11 +126,11 @@ class CreditAssigner:
         return batch
 
     def _token_rewards(self, batch: DataProto, replies: torch.Tensor, metrics: dict[str, float]) -> None:
-        """Place rewards on the last unmasked token of each reply; for completely rejected replies, on the
-        last token before rejection.
+        """Place rewards on the last unmasked token of each reply; for completely rejected replies,
+        on the last token before rejection.
 
-        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the rest, so
-        that the sum is the reward.
+        Rewards of unmasked tokens (`token_rewards`) stay where they are; the last token gets the
+        rest, so that the sum is the reward.
         """
         algorithm = self.config.algorithm
         mask = batch.batch["response_mask"]
@@ -147,8 +147,8 @@ class CreditAssigner:
             metrics |= self.kl_in_reward.apply(batch)
 
     def critic_rows(self, batch: DataProto) -> DataProto:
-        """Return the rows whose values and returns are read: without the candidates of a tree that have no
-        return.
+        """Return the rows whose values and returns are read: without the candidates of a tree that
+        have no return.
         """
         if not self.plan.committed:
             return batch

@@ -1,8 +1,8 @@
-"""LoRA adapters of the `vllm` engine: every version is a folder in PEFT's format, in shared memory, that vLLM
-reads.
+"""LoRA adapters of the `vllm` engine: every version is a folder in PEFT's format, in shared memory,
+that vLLM reads.
 
-vLLM keys cached prefixes by an adapter's path, so a new version never uses the keys of an older one, and no
-other prefixes are dropped.
+vLLM keys cached prefixes by an adapter's path, so a new version never uses the keys of an older
+one, and no other prefixes are dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class AdapterFolders:
         return self._inbox.version(name)
 
     def take(self, name: str, tensors: Mapping[str, torch.Tensor], final: bool) -> Any | None:
-        """Keep one bucket; with the final one, write the folder and return the vLLM request that loads it.
+        """Keep one bucket; with the final one, write the folder and return the vLLM request that
+        loads it.
 
         Raises as `AdapterInbox.take`.
         """
@@ -72,8 +73,8 @@ class AdapterFolders:
         return self.request(name, replace=True)
 
     def set_version(self, name: str, version: int) -> None:
-        """Set the version after vLLM has read the newest folder. Keep the one before it, for waiting
-        requests, and remove older ones.
+        """Set the version after vLLM has read the newest folder. Keep the one before it, for
+        waiting requests, and remove older ones.
         """
         self._inbox.set_version(name, version)
         folders = self._folders[name]
@@ -85,8 +86,8 @@ class AdapterFolders:
         shutil.rmtree(self._folders[name].pop(), ignore_errors=True)
 
     def request(self, name: str | None, replace: bool = False) -> Any | None:
-        """Return the `LoRARequest` of an adapter with weights, None for the base; `replace` replaces the
-        loaded version.
+        """Return the `LoRARequest` of an adapter with weights, None for the base; `replace`
+        replaces the loaded version.
         """
         if name is None:
             return None

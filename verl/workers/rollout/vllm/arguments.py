@@ -106,15 +106,16 @@ def engine_arguments(
 
 
 def visible_gpus(gpus: Sequence[str]) -> str:
-    """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each rank.
+    """Return CUDA_VISIBLE_DEVICES of an engine over the GPUs of several ranks, given that of each
+    rank.
 
     Raises `EngineSetupError` unless every rank sees exactly one GPU, and each another one.
     """
     if any(not gpu or gpu == "not set" or "," in gpu for gpu in gpus) or len(set(gpus)) < len(gpus):
         raise EngineSetupError(
             f"an engine is to span the GPUs of {len(gpus)} ranks, whose CUDA_VISIBLE_DEVICES are "
-            f"{', '.join(map(repr, gpus))}; expected a different single GPU in each, as Ray sets it: unset "
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+            f"{', '.join(map(repr, gpus))}; expected a different single GPU in each, as Ray sets "
+            "it: unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
         )
     return ",".join(gpus)
 
@@ -129,8 +130,8 @@ def _key_value_heads(model_config: Any) -> int:
 
 
 def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_model_len: int, tp: int) -> int:
-    """Return the bytes of keys and values for every reply in flight at its longest, and for prefixes, in each
-    of `tp` processes.
+    """Return the bytes of keys and values for every reply in flight at its longest, and for
+    prefixes, in each of `tp` processes.
     """
     heads = max(_key_value_heads(model_config) // tp, 1)
     per_token = 2 * model_config.num_hidden_layers * heads * _head_size(model_config) * dtype.itemsize
@@ -145,21 +146,22 @@ def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
 
 
 def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> None:
-    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails on some
-    request.
+    """Raise `RolloutError` for limits of a scheduler step with which vLLM does not start, or fails
+    on some request.
 
     Args:
         rollout: of the worker group.
-        max_model_len: maximum number of tokens of prompt and reply together; a reply that is computed again
-            is a prompt of that length.
+        max_model_len: maximum number of tokens of prompt and reply together; a reply that is
+            computed again is a prompt of that length.
         device: cpu or cuda.
     """
     chunked = splits_prompts(rollout, device)
     limit = rollout.max_num_batched_tokens
     if chunked and device == "cpu":
         raise RolloutError(
-            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM rewinds a "
-            "request's random generator, which torch cannot do on a CPU; leave the key out"
+            "actor_rollout_ref.rollout.enable_chunked_prefill=true: after a partial prompt vLLM "
+            "rewinds a request's random generator, which torch cannot do on a CPU; leave the key "
+            "out"
         )
     if limit is not None and limit < rollout.slots:
         raise RolloutError(
@@ -169,9 +171,9 @@ def check_batching(rollout: RolloutConfig, max_model_len: int, device: str) -> N
         )
     if limit is not None and limit < max_model_len and not chunked:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the {max_model_len} "
-            "tokens of the longest prompt and its reply, which are computed in one step without chunked "
-            "prefill; raise it, leave it out, or shorten the prompts"
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={limit} is less than the "
+            f"{max_model_len} tokens of the longest prompt and its reply, which are computed in "
+            "one step without chunked prefill; raise it, leave it out, or shorten the prompts"
         )
 
 
@@ -181,7 +183,8 @@ def check_heads(model_config: Any) -> None:
     if head_size not in CPU_HEAD_SIZES:
         raise RolloutError(
             f"the model's attention heads have {head_size} channels; vLLM on a CPU serves "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}. Set actor_rollout_ref.rollout.name=hf for this model"
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}. Set actor_rollout_ref.rollout.name=hf for "
+            "this model"
         )
 
 
@@ -204,14 +207,14 @@ def check_split(model_config: Any, tp: int) -> None:
     if wrong:
         raise RolloutError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp} cannot split the model's "
-            f"{' and '.join(wrong)} evenly; choose a divisor (or a multiple of the key-value heads: each is "
-            "then on several devices)"
+            f"{' and '.join(wrong)} evenly; choose a divisor (or a multiple of the key-value "
+            "heads: each is then on several devices)"
         )
 
 
 def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) -> None:
-    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's kernels
-    there need 16 bits.
+    """Raise `RolloutError` for an adapter of too high a rank, and for any in fp32 on a GPU: vLLM's
+    kernels there need 16 bits.
 
     Args:
         adapters: by name.
@@ -220,8 +223,8 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
     """
     if adapters and device == "cuda" and resolve_dtype(dtype, device) == torch.float32:
         raise RolloutError(
-            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; use bf16 "
-            "or rollout.name=hf"
+            "actor_rollout_ref.rollout.dtype=fp32: vLLM on a GPU serves adapters in 16 bits only; "
+            "use bf16 or rollout.name=hf"
         )
     for name, spec in adapters.items():
         if spec.rank > LORA_RANKS[-1]:
@@ -229,8 +232,8 @@ def check_adapters(adapters: Mapping[str, LoraSpec], device: str, dtype: str) ->
 
 
 def check_experts(model: torch.nn.Module) -> None:
-    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the first
-    token.
+    """Raise `RolloutError` for a mixture of experts: with adapters its kernel for CPUs fails at the
+    first token.
 
     Args:
         model: the base of adapters that vLLM on a CPU is to serve; it may be on the meta device.
@@ -238,7 +241,7 @@ def check_experts(model: torch.nn.Module) -> None:
     experts = expert_parameters(model)
     if experts:
         raise RolloutError(
-            f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters on one, "
-            "also not on its other layers. Set actor_rollout_ref.rollout.name=hf, or "
+            f"the model is a mixture of experts ({experts[0]}); vLLM on a CPU serves no adapters "
+            "on one, also not on its other layers. Set actor_rollout_ref.rollout.name=hf, or "
             "agent.specialization=full"
         )

@@ -1,8 +1,9 @@
-"""Weights of a transformers model as its published checkpoints have them, which is the form that vLLM loads.
+"""Weights of a transformers model as its published checkpoints have them, which is the form that
+vLLM loads.
 
-transformers 5 renames and joins tensors when it loads a checkpoint (the experts of a mixture become one
-tensor) and undoes that when it saves one. vLLM reads the names of checkpoints, and those of a loaded model
-only where they agree.
+transformers 5 renames and joins tensors when it loads a checkpoint (the experts of a mixture become
+one tensor) and undoes that when it saves one. vLLM reads the names of checkpoints, and those of a
+loaded model only where they agree.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class CheckpointFormat:
         self._waiting: dict[str, torch.Tensor] = {}
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a bucket in the form of a checkpoint; empty where several tensors become one: `rest` returns
-        them.
+        """Return a bucket in the form of a checkpoint; empty where several tensors become one:
+        `rest` returns them.
         """
         from transformers.core_model_loading import revert_weight_conversion
 

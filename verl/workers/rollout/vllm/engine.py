@@ -1,9 +1,11 @@
-"""The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind `RolloutEngine`.
+"""The `vllm` engine: vLLM's own continuous batching, prefix cache and LoRA kernels behind
+`RolloutEngine`.
 
-The model is in a process that vLLM starts; with `rollout.tensor_model_parallel_size` above 1, in child
-processes of it, one per device. They communicate over Unix sockets and shared memory. `AsyncLLM`, their
-client, runs on a thread here, so the engine can be used from any event loop. Weights are sent as files in
-shared memory, or by a `WeightTransfer` that reaches the processes of the model.
+The model is in a process that vLLM starts; with `rollout.tensor_model_parallel_size` above 1, in
+child processes of it, one per device. They communicate over Unix sockets and shared memory.
+`AsyncLLM`, their client, runs on a thread here, so the engine can be used from any event loop.
+Weights are sent as files in shared memory, or by a `WeightTransfer` that reaches the processes of
+the model.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ UNLABELLED = "default"  # vLLM's label of weights before the first one is set
 
 @dataclass
 class _Open:
-    """A request in flight: its name, its adapter, vLLM's names of its unfinished replies, and whether it is
-    cancelled or about to end.
+    """A request in flight: its name, its adapter, vLLM's names of its unfinished replies, and
+    whether it is cancelled or about to end.
     """
 
     request_id: str
@@ -89,7 +91,8 @@ class VLLMEngine:
         num_threads: CPU threads of the engine's process; 0 keeps its default.
         seed: of the engine; requests have their own.
         adapters: that requests may name; each can be used once its weights are loaded.
-        gpus: CUDA_VISIBLE_DEVICES of the ranks whose devices it spans; not read on a CPU or with one device.
+        gpus: CUDA_VISIBLE_DEVICES of the ranks whose devices it spans; not read on a CPU or with
+            one device.
         log: log file of its processes; empty for a temporary one.
 
     Raises:
@@ -115,13 +118,14 @@ class VLLMEngine:
         spans = visible_gpus(gpus) if device == "cuda" and len(gpus) > 1 else ""
         self._log = EngineLog(log)
         self._spool = Spool(config.rollout.update_bucket_mb << 20)
-        # Made now, as sockets of processes that outlive this engine are in it: below, TMPDIR is the spool's.
+        # Made now, as sockets of processes that outlive this engine are in it: below, TMPDIR is the
+        # spool's.
         multiprocessing.util.get_temp_dir()
         with environment(
             engine_environment(device, num_threads, spans, log=self._log.path, scratch=self._spool.scratch)
         ):
-            # Silences vLLM in this process, also while it is imported: this class reports an engine that
-            # died, in one line.
+            # Silences vLLM in this process, also while it is imported: this class reports an engine
+            # that died, in one line.
             vllm_logger = logging.getLogger("vllm")
             vllm_logger.handlers[:], vllm_logger.propagate = [logging.NullHandler()], False
             with torch.device("meta"):
@@ -191,14 +195,15 @@ class VLLMEngine:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample `request.n` replies.
 
-        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is invalid, the
-        prompt alone is too long, or the model returns non-finite log-probs, `StructureError` for an
-        impossible `structure`, `EngineGoneError` without a process.
+        `max_tokens` is limited by `max_model_len`. Raises `RolloutError` when the request is
+        invalid, the prompt alone is too long, or the model returns non-finite log-probs,
+        `StructureError` for an impossible `structure`, `EngineGoneError` without a process.
         """
         limit = check_request(request, self._vocab_size, self._max_model_len, self.version_of)
         self.wake()
         self._stats.requests += 1
-        # Here, not on the engine's thread: an update of the adapter that comes next sees the request.
+        # Here, not on the engine's thread: an update of the adapter that comes next sees the
+        # request.
         ticket = next(self._names)
         entry = self._open[ticket] = _Open(request.request_id, request.adapter)
         serving = self._thread.submit(self._generate(request, limit, ticket, entry))
@@ -227,10 +232,11 @@ class VLLMEngine:
     ) -> None:
         """Copy one bucket of weights in place.
 
-        For the model's weights, sampling pauses from the first bucket to the final one. An adapter's tensors,
-        under PEFT's names, take effect together at the final one; sampling pauses then only if the adapter
-        has replies in flight. The keys of replies in flight are computed again with the new weights, and
-        `Generation.earlier` has the tokens that earlier weights sampled.
+        For the model's weights, sampling pauses from the first bucket to the final one. An
+        adapter's tensors, under PEFT's names, take effect together at the final one; sampling
+        pauses then only if the adapter has replies in flight. The keys of replies in flight are
+        computed again with the new weights, and `Generation.earlier` has the tokens that earlier
+        weights sampled.
 
         Raises `RolloutError` as `WeightNames.check` and `AdapterInbox.take` do.
         """
@@ -258,8 +264,8 @@ class VLLMEngine:
         self._control(self._settle())
         if self._open:
             raise RolloutError(
-                f"the engine cannot sleep with {len(self._open)} requests in flight; await or abort them "
-                "first"
+                f"the engine cannot sleep with {len(self._open)} requests in flight; await or "
+                "abort them first"
             )
         if not self._can_sleep:
             self._control(self._llm.reset_prefix_cache())
@@ -320,8 +326,8 @@ class VLLMEngine:
             self._control(self._llm.resume_generation())
 
     def _change_weights(self, method: str, *args: Any) -> list[Any]:
-        """Run one call of an update in the processes of the model. Raises `EngineSetupError` if vLLM cannot
-        load the weights.
+        """Run one call of an update in the processes of the model. Raises `EngineSetupError` if
+        vLLM cannot load the weights.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -332,16 +338,16 @@ class VLLMEngine:
                 raise
             except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
                 raise EngineSetupError(
-                    "vLLM cannot load new weights into this model; use actor_rollout_ref.rollout.name=hf: "
-                    f"{' '.join(str(error).split())}"
+                    "vLLM cannot load new weights into this model; use "
+                    f"actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
                 ) from error
 
         return self._control(call())
 
     @contextmanager
     def _sent(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
-        """Yield the name of the transfer by which the processes of the model receive the tensors, and its
-        handle.
+        """Yield the name of the transfer by which the processes of the model receive the tensors,
+        and its handle.
         """
         if isinstance(tensors, ReceivedWeights) and tensors.transfer.direct:
             yield transfer_name(tensors.transfer), tensors.handle
@@ -471,8 +477,8 @@ class VLLMEngine:
     async def _while_alive(self, work: Awaitable[T]) -> T:
         """Wait for `work` while the engine is alive.
 
-        When vLLM detects that its process has ended, it fails the requests that wait at that time; a request
-        that arrives at the same moment would wait forever.
+        When vLLM detects that its process has ended, it fails the requests that wait at that time;
+        a request that arrives at the same moment would wait forever.
         """
         llm = self._llm
         task = asyncio.ensure_future(work)
@@ -486,8 +492,8 @@ class VLLMEngine:
 
     @contextmanager
     def _own_errors(self, refused: type[RolloutError] = RolloutError) -> Iterator[None]:
-        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`, and that of a request which it does not
-        accept as `refused`.
+        """Raise vLLM's errors as `EngineGoneError` or `RolloutError`, and that of a request which
+        it does not accept as `refused`.
         """
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -506,15 +512,15 @@ class VLLMEngine:
 
 
 def reply_seed(seed: int, index: int) -> int:
-    """Return the seed of reply `index` under a request's seed, in [0, 2**63); requests with adjacent seeds
-    share none.
+    """Return the seed of reply `index` under a request's seed, in [0, 2**63); requests with
+    adjacent seeds share none.
     """
     return int(np.random.SeedSequence((seed % 2**64, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
-    """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a reply, and
-    every token has its log-prob.
+    """Return vLLM's sampling parameters: only a stop token of the request or the limit ends a
+    reply, and every token has its log-prob.
     """
     from vllm import sampling_params as own
 

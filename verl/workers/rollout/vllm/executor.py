@@ -1,8 +1,8 @@
-"""vLLM's executor for an engine over several devices: one process per device, which ends with the engine's
-own.
+"""vLLM's executor for an engine over several devices: one process per device, which ends with the
+engine's own.
 
-Set as `distributed_executor_backend`; vLLM imports this module where the engine is configured and makes the
-executor in the engine's process.
+Set as `distributed_executor_backend`; vLLM imports this module where the engine is configured and
+makes the executor in the engine's process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from verl.workers.rollout.vllm.process import adopt_children, end_with_parent, e
 class MultiDeviceExecutor(MultiprocExecutor):
     """Runs one worker per device of the engine.
 
-    The workers are forked, as vLLM does by default: the engine's process has no threads of Ray or gRPC, and
-    they share what it has imported, which takes each of them seconds otherwise. vLLM itself spawns them where
-    CUDA is in use already.
+    The workers are forked, as vLLM does by default: the engine's process has no threads of Ray or
+    gRPC, and they share what it has imported, which takes each of them seconds otherwise. vLLM
+    itself spawns them where CUDA is in use already.
     """
 
     def _init_executor(self) -> None:

@@ -1,8 +1,8 @@
-"""Extension of vLLM's worker class (`worker_extension_cls`): weight updates in place, and log-probs of the
-whole distribution.
+"""Extension of vLLM's worker class (`worker_extension_cls`): weight updates in place, and log-probs
+of the whole distribution.
 
-vLLM imports this module in the engine's process, before it loads the model; the methods are called by
-`collective_rpc`.
+vLLM imports this module in the engine's process, before it loads the model; the methods are called
+by `collective_rpc`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class EngineExtension:
     verl_format: CheckpointFormat
 
     def verl_prepare(self, path: str, trust_remote_code: bool) -> None:
-        """Patch vLLM, and unlink shared memory and semaphores that all processes of the model have opened.
+        """Patch vLLM, and unlink shared memory and semaphores that all processes of the model have
+        opened.
 
-        Args are those of `CheckpointFormat`. Raises `PatchError` for an unsupported version of vLLM.
+        Args are those of `CheckpointFormat`. Raises `PatchError` for an unsupported version of
+        vLLM.
         """
         from patches import vllm_cpu_experts, vllm_full_log_probs
 
@@ -43,7 +45,9 @@ class EngineExtension:
         unlink_semaphores()
 
     def verl_start_update(self) -> None:
-        """Prepare the model for new weights of all layers; it cannot be run until `verl_finish_update`."""
+        """Prepare the model for new weights of all layers; it cannot be run until
+        `verl_finish_update`.
+        """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -51,11 +55,11 @@ class EngineExtension:
             initialize_layerwise_reload(self.model_runner.get_model())
 
     def verl_load_bucket(self, transfer: str, handle: Any, names: Mapping[str, str]) -> str:
-        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors like
-        those of a checkpoint.
+        """Receive one bucket and load it under the model's names; vLLM fuses and shards the tensors
+        like those of a checkpoint.
 
-        Return why it could not be received, so that the engine has to be restarted, or an empty string: vLLM
-        does not pass on error types.
+        Return why it could not be received, so that the engine has to be restarted, or an empty
+        string: vLLM does not pass on error types.
         """
         try:
             received = receiver(transfer).receive(handle)
@@ -75,8 +79,8 @@ class EngineExtension:
             model.load_weights(list(tensors.items()))
 
     def verl_finish_update(self) -> None:
-        """Activate the new weights, and drop the derived state of adapters, whose files are then read
-        again.
+        """Activate the new weights, and drop the derived state of adapters, whose files are then
+        read again.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload

@@ -1,9 +1,9 @@
-"""Processes of engines on a CPU, forked from a server that has imported vLLM: importing takes most of the
-time in which an engine starts, and is done once for all engines of this process.
+"""Processes of engines on a CPU, forked from a server that has imported vLLM: importing takes most
+of the time in which an engine starts, and is done once for all engines of this process.
 
-A library may read a variable of the environment when it is loaded, so an engine is forked only from a server
-that was started in the same environment, but for `HANDED_OVER`. Engines on a GPU are not forked: a process
-that is forked from one that uses CUDA cannot.
+A library may read a variable of the environment when it is loaded, so an engine is forked only from
+a server that was started in the same environment, but for `HANDED_OVER`. Engines on a GPU are not
+forked: a process that is forked from one that uses CUDA cannot.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ForkServer(forkserver.ForkServer):
     def ensure_running(self) -> None:
         """Start the server unless it runs.
 
-        Its thread stays: the kernel ends the server with the thread that started it (`end_with_parent`), and
-        the one that calls this may end with its engine.
+        Its thread stays: the kernel ends the server with the thread that started it
+        (`end_with_parent`), and the one that calls this may end with its engine.
         """
         started: Future[None] = Future()
 
@@ -114,8 +114,8 @@ def _prepare(variables: dict[str, str | None], data: dict[str, Any]) -> dict[str
 
 
 class _Popen(popen_forkserver.Popen):
-    """As `multiprocessing` starts a process from a fork server, with a server and an environment of the
-    engine's own.
+    """As `multiprocessing` starts a process from a fork server, with a server and an environment of
+    the engine's own.
     """
 
     def _launch(self, process_obj: Any) -> None:
@@ -155,7 +155,9 @@ class _Process(BaseProcess):
 
 
 class Context(multiprocessing.context.BaseContext):
-    """A context of `multiprocessing` whose processes are forked from the server for their environment."""
+    """A context of `multiprocessing` whose processes are forked from the server for their
+    environment.
+    """
 
     _name = "forkserver"
     Process = _Process

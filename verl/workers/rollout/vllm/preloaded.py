@@ -1,6 +1,7 @@
 """What the fork server of engines imports before it forks (`fork_server.py`); imported there alone.
 
-Not `extension.py`: each process of an engine imports it, which is where the process is tied to its parent.
+Not `extension.py`: each process of an engine imports it, which is where the process is tied to its
+parent.
 """
 
 import gc

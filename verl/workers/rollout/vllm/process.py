@@ -1,5 +1,5 @@
-"""Processes of a vLLM engine: their environment, their log, and their end together with the worker that
-started them.
+"""Processes of a vLLM engine: their environment, their log, and their end together with the worker
+that started them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PARENT = "VERL_MAS_ENGINE_PARENT"
 LOG = "VERL_MAS_ENGINE_LOG"
 # Set for an engine whose process is forked (fork_server.py).
 FORKED = "VERL_MAS_ENGINE_FORKED"
-# Length of the name that vLLM appends to a folder for a socket, and the longest socket path of Linux.
+# Length of the name that vLLM appends to a folder for a socket, and the longest socket path of
+# Linux.
 SOCKET_NAME = len("/") + len(str(uuid.UUID(int=0)))
 LONGEST_SOCKET = 107
 LOG_TAIL_BYTES = 1 << 20
@@ -40,23 +41,24 @@ _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 def engine_environment(
     device: str, num_threads: int, gpus: str = "", *, log: Path | None = None, scratch: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables that a vLLM engine needs; they override the user's settings only where the engine
-    depends on them.
+    """Return the variables that a vLLM engine needs; they override the user's settings only where
+    the engine depends on them.
 
     Args:
         device: cpu or cuda.
         num_threads: of each of its processes on a CPU; 0 keeps the default.
         gpus: CUDA_VISIBLE_DEVICES of its processes; empty for that of this process.
         log: file for their output; None for the streams of this process.
-        scratch: folder for their sockets, and on a CPU for their temporary files; None for the default
-            folder.
+        scratch: folder for their sockets, and on a CPU for their temporary files; None for the
+            default folder.
     """
     needed = {
         PARENT: str(os.getpid()),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with Ray or gRPC threads hangs
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # patches/vllm_full_log_probs.py is for the sampler of V1
         "VLLM_HOST_IP": "127.0.0.1",
-        # Its processes are on one node; by default Gloo and NCCL listen on the address of the host's name.
+        # Its processes are on one node; by default Gloo and NCCL listen on the address of the
+        # host's name.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_NO_USAGE_STATS": "1",
@@ -83,8 +85,8 @@ def engine_environment(
 
 
 class EngineLog:
-    """The log file of an engine's processes; for an engine without a run a temporary file, kept only when the
-    engine died.
+    """The log file of an engine's processes; for an engine without a run a temporary file, kept
+    only when the engine died.
 
     Args:
         path: of the log, which is appended to; empty for a temporary one.
@@ -150,7 +152,8 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 def unlink_shared_memory() -> None:
     """Unlink the shared memory of the processes of an engine on a CPU, which vLLM never does.
 
-    Call it when all of them have mapped it; it is then freed when the last of them ends, even if killed.
+    Call it when all of them have mapped it; it is then freed when the last of them ends, even if
+    killed.
     """
     name = os.environ.get("VLLM_DIST_IDENT")
     for file in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
@@ -173,10 +176,11 @@ def named_shared_memory(pids: Iterable[int]) -> list[Path]:
 
 
 def unlink_semaphores() -> None:
-    """Unlink the semaphores that this process made, after all processes have opened them; they keep working.
+    """Unlink the semaphores that this process made, after all processes have opened them; they keep
+    working.
 
-    A killed process unlinks none, and its resource tracker, which would do it later, is killed too when Ray
-    ends a worker.
+    A killed process unlinks none, and its resource tracker, which would do it later, is killed too
+    when Ray ends a worker.
     """
     for finalizer in list(getattr(multiprocessing.util, "_finalizer_registry", {}).values()):
         if getattr(finalizer, "_callback", None) is multiprocessing.synchronize.SemLock._cleanup:  # type: ignore[attr-defined]
@@ -197,8 +201,8 @@ def _started_for_engine() -> bool:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, if the parent started it for an engine;
-    elsewhere do nothing.
+    """Have the kernel kill this process when its parent dies, if the parent started it for an
+    engine; elsewhere do nothing.
     """
     if not _started_for_engine():
         return
@@ -228,8 +232,8 @@ def write_to_log() -> None:
 def _vllm_stream() -> io.TextIOBase:
     """Return the stream of vLLM's log messages.
 
-    In an engine's process, all output goes to its log from now on; in others messages are discarded, since
-    the caller reports an engine that died in one line.
+    In an engine's process, all output goes to its log from now on; in others messages are
+    discarded, since the caller reports an engine that died in one line.
     """
     if LOG not in os.environ or not _started_for_engine():
         return _NullStream()
@@ -242,7 +246,9 @@ VLLM_STREAM = _vllm_stream()
 
 
 def processes_of(llm: Any) -> list[Any]:
-    """Return an engine's own process as a `multiprocessing` object; none if the model is in this process."""
+    """Return an engine's own process as a `multiprocessing` object; none if the model is in this
+    process.
+    """
     manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
     return list(getattr(manager, "processes", ()))
 
@@ -258,8 +264,8 @@ def children_of(pids: Iterable[int]) -> list[psutil.Process]:
 
 @contextmanager
 def ended(processes: Sequence[Any]) -> Iterator[None]:
-    """Wait after the block, which ends processes, until they and those below them are gone, `EXIT_TIMEOUT_S`
-    seconds each at most.
+    """Wait after the block, which ends processes, until they and those below them are gone,
+    `EXIT_TIMEOUT_S` seconds each at most.
     """
     below = children_of(process.pid for process in processes)
     yield

@@ -1,1 +1,3 @@
-"""Parts of the transfer by broadcast (`collective.py`): connections, process groups, sender and receiver."""
+"""Parts of the transfer by broadcast (`collective.py`): connections, process groups, sender and
+receiver.
+"""

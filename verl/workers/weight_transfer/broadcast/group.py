@@ -22,8 +22,8 @@ class BroadcastGroup:
     """A process group that only broadcasts from rank 0; connects when it is made, which blocks.
 
     Args:
-        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks, `backend`, and
-            `store`, where a `TCPStore` is.
+        made: `generation` (1, 2, ...), `ids` of the receivers in the order of their ranks,
+            `backend`, and `store`, where a `TCPStore` is.
         rank: of this process.
         address: of this process, where gloo listens.
     """
@@ -59,7 +59,9 @@ class BroadcastGroup:
         return self._group.broadcast([flat], options)
 
     def broadcast(self, flat: torch.Tensor, wait: Wait) -> None:
-        """Broadcast bytes from rank 0; raises `RuntimeError` when that fails, or what `wait` raises."""
+        """Broadcast bytes from rank 0; raises `RuntimeError` when that fails, or what `wait`
+        raises.
+        """
         if not flat.numel():
             return
         work = self._start(flat)
@@ -68,8 +70,8 @@ class BroadcastGroup:
         except RuntimeError:
             if self.backend == "nccl":
                 self._group.abort()
-            # Gloo cannot be interrupted, and the group's destructor would block on the broadcast, with the
-            # GIL.
+            # Gloo cannot be interrupted, and the group's destructor would block on the broadcast,
+            # with the GIL.
             threading.Thread(target=_hold, args=(self._group, work), daemon=True).start()
             raise
         work.wait()
@@ -86,8 +88,8 @@ def _hold(group: Any, work: Any) -> None:
 def connect(
     group_spec: Mapping[str, Any], rank: int, address: str, timeout_s: float, wait: Wait
 ) -> BroadcastGroup:
-    """Make a group on a thread, which is left alone when `wait` raises: a group that connects cannot be
-    interrupted.
+    """Make a group on a thread, which is left alone when `wait` raises: a group that connects
+    cannot be interrupted.
     """
     future: Future[BroadcastGroup] = Future()
     device = torch.cuda.current_device() if group_spec["backend"] == "nccl" else None
@@ -110,8 +112,8 @@ class WaitTimeoutError(RuntimeError):
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, watch: Callable[[], None]) -> None:
-    """Wait, calling `watch`, which pauses. Raises what that raises, and `WaitTimeoutError` after the time
-    limit.
+    """Wait, calling `watch`, which pauses. Raises what that raises, and `WaitTimeoutError` after
+    the time limit.
     """
     end = time.monotonic() + timeout_s
     while not condition():

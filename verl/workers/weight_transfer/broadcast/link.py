@@ -1,5 +1,5 @@
-"""A connection between the sender and a receiver of weights. It ends with either process, so a lost process
-is noticed at once.
+"""A connection between the sender and a receiver of weights. It ends with either process, so a lost
+process is noticed at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 # Pause between two looks at whether a collective has ended.
 PAUSE_S = 0.0005
-# After a broadcast has failed, how long to wait for the end of the connection to the process whose death was
-# the cause.
+# After a broadcast has failed, how long to wait for the end of the connection to the process whose
+# death was the cause.
 NOTICE_S = 2.0
 # Fields of the message by which a receiver joins an update.
 JOINING = {"update", "id", "name", "gpu", "held", "received", "failed"}
@@ -47,7 +47,9 @@ class Link:
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Send a message, without waiting: a connection whose buffer is full, since nobody reads, is lost."""
+        """Send a message, without waiting: a connection whose buffer is full, since nobody reads,
+        is lost.
+        """
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -78,8 +80,8 @@ class Link:
 
 
 def ready(links: Sequence[Link | socket.socket], pause_s: float) -> list[Any]:
-    """Return the links and listening sockets that have something to read; wait up to `pause_s` seconds for
-    the first.
+    """Return the links and listening sockets that have something to read; wait up to `pause_s`
+    seconds for the first.
     """
     open_links: list[Any] = [link for link in links if not (isinstance(link, Link) and link.lost)]
     return wait(open_links, pause_s)

@@ -41,8 +41,8 @@ class Receiver:
         self._timeout_s = timeout_s
         if bucket != (self._next if update == self._update else 0):
             raise RolloutError(
-                f"bucket {bucket} of weight update {update}: expected the next one after {self._next} of "
-                f"{self._update}"
+                f"bucket {bucket} of weight update {update}: expected the next one after "
+                f"{self._next} of {self._update}"
             )
         try:
             if update != self._update:
@@ -89,8 +89,8 @@ class Receiver:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait; raises `RuntimeError` when the sender is lost or gives the update up, and after the time
-        limit.
+        """Wait; raises `RuntimeError` when the sender is lost or gives the update up, and after the
+        time limit.
         """
 
         def watch() -> None:
@@ -107,8 +107,8 @@ class Receiver:
                     self._heard |= message
 
     def _cause(self, error: str) -> str:
-        """Report an error to the sender, unless it is known there, and return the sender's, which names the
-        process that died.
+        """Report an error to the sender, unless it is known there, and return the sender's, which
+        names the process that died.
         """
         if "error" not in self._heard:
             self.link.send(failed=error)

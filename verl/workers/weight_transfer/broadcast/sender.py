@@ -156,8 +156,8 @@ class Sender:
             link.send(update=update.number, **message)
 
     def _wait(self, update: _Update, condition: Callable[[], bool], what: str) -> None:
-        """Wait; raises `RuntimeError` when a receiver is lost or gives up, when the update is released, and
-        after the time limit.
+        """Wait; raises `RuntimeError` when a receiver is lost or gives up, when the update is
+        released, and after the time limit.
         """
 
         def watch() -> None:

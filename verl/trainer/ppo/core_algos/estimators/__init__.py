@@ -14,7 +14,7 @@ Common parameters, which docstrings do not repeat:
     config                   `AlgorithmConfig`, or verl's config; the keys under *Keys* are read
     **kwargs                 ignored, as in verl
 
-They return advantages and returns, `[bsz, response_len]` and 0 where masked, by default as the same tensor.
-They raise ValueError for different shapes or devices, columns of another length, non-finite numbers at
-unmasked tokens, and negative weights.
+They return advantages and returns, `[bsz, response_len]` and 0 where masked, by default as the same
+tensor. They raise ValueError for different shapes or devices, columns of another length, non-finite
+numbers at unmasked tokens, and negative weights.
 """

@@ -1,4 +1,6 @@
-"""Groups of steps that started in the same state: equal, or similar, anchor observations within a group."""
+"""Groups of steps that started in the same state: equal, or similar, anchor observations within a
+group.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def build_step_group(
     missing = rows[[anchor is None for anchor in anchors[rows]]]
     if len(missing):
         raise ValueError(
-            f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row {missing[0]}), which "
-            "gigpo needs"
+            f"{len(missing)} of {len(rows)} rows have no anchor observation (first: row "
+            f"{missing[0]}), which gigpo needs"
         )
     if enable_similarity and not 0 < similarity_thresh <= 1:
         raise ValueError(
@@ -74,11 +76,11 @@ def _similar(anchors: np.ndarray, groups: np.ndarray, similarity_thresh: float) 
 
 
 def similarity(a: str, b: str) -> float:
-    """Return `2 LCS(a, b) / (len(a) + len(b))` in [0, 1], LCS the longest common subsequence of characters
-    (`ratio` of rapidfuzz).
+    """Return `2 LCS(a, b) / (len(a) + len(b))` in [0, 1], LCS the longest common subsequence of
+    characters (`ratio` of rapidfuzz).
 
-    1 for equal strings. At least `difflib.SequenceMatcher.ratio`, whose value depends on the order of its
-    arguments.
+    1 for equal strings. At least `difflib.SequenceMatcher.ratio`, whose value depends on the order
+    of its arguments.
     """
     if not a and not b:
         return 1.0
@@ -98,8 +100,8 @@ def similarity(a: str, b: str) -> float:
 
 
 def _common_subsequence(a: str, b: str) -> int:
-    """Return the length of the longest common subsequence; a column of the table is stored in the bits of an
-    integer (Hyyro 2004).
+    """Return the length of the longest common subsequence; a column of the table is stored in the
+    bits of an integer (Hyyro 2004).
     """
     where: dict[str, int] = {}
     for i, letter in enumerate(a):
@@ -113,8 +115,8 @@ def _common_subsequence(a: str, b: str) -> int:
 
 
 def _distinct(anchors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code of each anchor `[bsz]` and one row per code; every anchor is compared with that row's,
-    so that hashes may collide.
+    """Return the code of each anchor `[bsz]` and one row per code; every anchor is compared with
+    that row's, so that hashes may collide.
     """
     hashes = np.fromiter(map(hash, anchors), dtype=np.int64, count=len(anchors))
     _, first, codes = np.unique(hashes, return_index=True, return_inverse=True)
@@ -154,8 +156,8 @@ def _representatives(texts: Sequence[object], threshold: float) -> np.ndarray:
 
 
 def _letter_counts(words: Sequence[str]) -> np.ndarray:
-    """Return the count of each letter in each text, `[n, letters]`: common letters are an upper bound of the
-    common subsequence.
+    """Return the count of each letter in each text, `[n, letters]`: common letters are an upper
+    bound of the common subsequence.
     """
     alphabet = {letter: k for k, letter in enumerate(sorted(set().union(*words)))}
     counts = np.zeros((len(words), max(len(alphabet), 1)), dtype=np.int64)

@@ -15,8 +15,8 @@ from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
 class Chains:
     """Rows in the order of their chain.
 
-    A *place* is one turn of one agent in one episode. Rows of one place are candidates of the same call: all
-    of them are followed by the same next place, whose rows are averaged.
+    A *place* is one turn of one agent in one episode. Rows of one place are candidates of the same
+    call: all of them are followed by the same next place, whose rows are averaged.
     """
 
     place: np.ndarray
@@ -34,11 +34,11 @@ def chain_rows(
     response_mask: torch.Tensor,
     reply_mask: torch.Tensor | None = None,
 ) -> np.ndarray:
-    """Return whether rows are in chains, `[bsz]` bool: those with an unmasked token, and rejected ones if all
-    candidates of the call are.
+    """Return whether rows are in chains, `[bsz]` bool: those with an unmasked token, and rejected
+    ones if all candidates of the call are.
 
-    A completely rejected call is not trained on, but its reward is part of the returns of the calls before
-    it.
+    A completely rejected call is not trained on, but its reward is part of the returns of the calls
+    before it.
 
     Args:
         traj_index, turn_index, agent_index: as for `build_chains`.
@@ -63,7 +63,8 @@ def build_chains(
 
     Args:
         traj_index: `[bsz]` episode.
-        turn_index: `[bsz]` numbers that increase along the episode; equal numbers are candidates of one call.
+        turn_index: `[bsz]` numbers that increase along the episode; equal numbers are candidates of
+            one call.
         agent_index: `[bsz]` agent; None: one agent.
         valid: `[bsz]` rows to include.
     """
@@ -91,8 +92,8 @@ def build_chains(
 
 
 def after(chains: Chains, values: np.ndarray) -> np.ndarray:
-    """Return the mean of `values` `[bsz]` at the next place of each row: `[bsz]`, 0 at the end of a chain and
-    for rows in no chain.
+    """Return the mean of `values` `[bsz]` at the next place of each row: `[bsz]`, 0 at the end of a
+    chain and for rows in no chain.
     """
     if not len(chains.following):
         return np.zeros_like(values)
@@ -102,7 +103,9 @@ def after(chains: Chains, values: np.ndarray) -> np.ndarray:
 
 
 def discounted_sums(chains: Chains, rewards: np.ndarray, discount: float) -> np.ndarray:
-    """Return `G = reward + discount * mean G of the next place`: `[bsz]` float64, 0 for a row in no chain."""
+    """Return `G = reward + discount * mean G of the next place`: `[bsz]` float64, 0 for a row in no
+    chain.
+    """
     out = np.zeros(len(rewards))
     mean = np.zeros(len(chains.following) + 1)
     for rows in chains.backwards:

@@ -87,8 +87,8 @@ def compute_gae_advantage_return(
         raise ValueError(f"algorithm.gae.level={level!r}: expected token or turn")
     if traj_uid is None or turn_index is None:
         raise ValueError(
-            "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its index in "
-            "it"
+            "algorithm.gae.level=turn needs traj_uid and turn_index: each sample's episode and its "
+            "index in it"
         )
     turn_rewards, first_value, turn_values = _as_actions(rewards, values, mask, reply_mask, repeated_reward)
     rows = chain_rows(traj_uid, turn_index, agent_index, mask, reply_mask)
@@ -105,7 +105,9 @@ def _as_actions(
     reply_mask: torch.Tensor | None,
     repeated_reward: np.ndarray | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the reward and the value of every reply, `[bsz, 1]`, and the value that is 0 where there is no reply."""
+    """Return the reward and the value of every reply, `[bsz, 1]`, and the value that is 0 where
+    there is no reply.
+    """
     real = mask.any(dim=-1, keepdim=True)
     reply = mask if reply_mask is None else torch.where(real, mask, reply_mask.bool())
     check_finite("token_level_rewards", rewards, reply)
@@ -121,8 +123,8 @@ def _as_actions(
 def _over_tokens(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> torch.Tensor:
-    """Compute advantages backwards over the columns; a masked token passes on the value and advantage of its
-    right neighbour.
+    """Compute advantages backwards over the columns; a masked token passes on the value and
+    advantage of its right neighbour.
     """
     rewards = rewards.T.contiguous()
     values = values.T.contiguous()

@@ -1,4 +1,6 @@
-"""GDPO: normalise every reward separately before they are added, so that their scales do not matter."""
+"""GDPO: normalise every reward separately before they are added, so that their scales do not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,8 @@ def _named_rewards(
     keys = own_key(config, "gdpo_reward_keys", None)
     if not keys:
         raise ValueError(
-            "adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which have "
-            f"{sorted(columns)}"
+            "adv_estimator=gdpo needs algorithm.gdpo_reward_keys: fields of the samples, which "
+            f"have {sorted(columns)}"
         )
     if missing := [key for key in keys if key not in columns]:
         raise ValueError(
@@ -107,8 +109,8 @@ def _named_rewards(
     factors = [1.0] * len(keys) if weights is None else [float(weight) for weight in weights]
     if len(factors) != len(keys):
         raise ValueError(
-            f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} gdpo_reward_keys; "
-            "give one each"
+            f"algorithm.gdpo_reward_weights has {len(factors)} entries for {len(keys)} "
+            "gdpo_reward_keys; give one each"
         )
     valid = real_rows(response_mask).cpu().numpy()
     rewards = []

@@ -1,5 +1,5 @@
-"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps from the
-same state.
+"""GiGPO: advantage of an episode relative to its group, plus that of a step relative to other steps
+from the same state.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _check_steps(mode: str, step_rewards: object, anchor_obs: object) -> None:
         raise ValueError(f"algorithm.gigpo.mode={mode!r}: expected one of {GIGPO_MODES}")
     if step_rewards is None or anchor_obs is None:
         raise ValueError(
-            "adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the state in "
-            "which it started"
+            "adv_estimator=gigpo needs step_rewards and anchor_obs: each step's reward and the "
+            "state in which it started"
         )
 
 

@@ -64,8 +64,8 @@ def compute_gpg_outcome_advantage(
 
 
 def _rows_per_signal(scores: np.ndarray, weight: np.ndarray, policy_index: np.ndarray | None) -> np.ndarray:
-    """Return the weight of all rows of a row's policy over that of its rows with a non-zero score (1 without
-    any): `[bsz]`.
+    """Return the weight of all rows of a row's policy over that of its rows with a non-zero score
+    (1 without any): `[bsz]`.
     """
     policies = np.zeros(len(scores), dtype=np.int64) if policy_index is None else group_index([policy_index])
     n_policies = int(policies.max(initial=-1)) + 1

@@ -1,5 +1,5 @@
-"""M-GRPO: separate groups for episodes of the main agent and calls of sub-agents, with any number of
-calls.
+"""M-GRPO: separate groups for episodes of the main agent and calls of sub-agents, with any number
+of calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from verl.utils.names import own_key
 def compared_units(
     config: EstimatorConfig, index: np.ndarray, traj_uid: np.ndarray, agent_index: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent or one call
-    of a sub-agent.
+    """Return the group and unit of each row, both `[bsz]`: a unit is an episode of the main agent
+    or one call of a sub-agent.
 
     Args:
         config: `AlgorithmConfig` with `m_grpo.main_agent`.
@@ -93,8 +93,8 @@ def compute_m_grpo_outcome_advantage(
     main_agent = own_key(keys, "main_agent", None)
     if not main_agent:
         raise ValueError(
-            "m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one of "
-            "agent.agent_ids"
+            "m_grpo needs algorithm.m_grpo.main_agent, the agent that calls the others; name one "
+            "of agent.agent_ids"
         )
     _, valid = outcome_scores(token_level_rewards, response_mask)
     check_columns(
@@ -134,11 +134,11 @@ def aligned_calls(
     calls: int,
     seed: int,
 ) -> np.ndarray:
-    """Return how often each row is sampled when an agent's rows in an episode are resampled to `calls`:
-    `[bsz]` float64, sum `calls`.
+    """Return how often each row is sampled when an agent's rows in an episode are resampled to
+    `calls`: `[bsz]` float64, sum `calls`.
 
-    Each of d rows is sampled `calls // d` times, and `calls % d` of them, without replacement, once more. All
-    arguments `[bsz]`.
+    Each of d rows is sampled `calls // d` times, and `calls % d` of them, without replacement, once
+    more. All arguments `[bsz]`.
 
     Raises:
         ValueError: `calls` is below 1.
@@ -159,8 +159,8 @@ def aligned_calls(
 def _random_numbers(
     chain: np.ndarray, agent_index: np.ndarray, traj_uid: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Return a random number per agent and episode, `[bsz]` uint64; equal in every process, unlike Python's
-    `hash`.
+    """Return a random number per agent and episode, `[bsz]` uint64; equal in every process, unlike
+    Python's `hash`.
     """
     texts = (f"{seed}\0{traj_uid[row]}\0{agent_index[row]}" for row in first_rows(chain))
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)

@@ -1,4 +1,6 @@
-"""OPO: the baseline with minimal gradient variance if the gradient of a reply grows with its length."""
+"""OPO: the baseline with minimal gradient variance if the gradient of a reply grows with its
+length.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Common functions of outcome-supervised estimators: one score per row in, one advantage per row out."""
+"""Common functions of outcome-supervised estimators: one score per row in, one advantage per row
+out.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,33 @@ from verl.utils.names import own_key
 def outcome_scores(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each row (sum of token rewards; 0 for a padding row) and whether it has an unmasked
-    token, both `[bsz]`.
+    """Return the score of each row (sum of token rewards; 0 for a padding row) and whether it has
+    an unmasked token, both `[bsz]`.
 
-    Raises ValueError if shapes or devices differ, or the score of a row with an unmasked token is not finite.
+    Raises ValueError if shapes or devices differ, or the score of a row with an unmasked token is
+    not finite.
     """
     if token_level_rewards.shape != response_mask.shape or token_level_rewards.device != response_mask.device:
         raise ValueError(
-            f"token_level_rewards {tuple(token_level_rewards.shape)} on {token_level_rewards.device} and "
-            f"response_mask {tuple(response_mask.shape)} on {response_mask.device} differ in shape or "
-            "device; both are [bsz, response_len]"
+            f"token_level_rewards {tuple(token_level_rewards.shape)} on "
+            f"{token_level_rewards.device} and response_mask {tuple(response_mask.shape)} on "
+            f"{response_mask.device} differ in shape or device; both are [bsz, response_len]"
         )
     valid = real_rows(response_mask).cpu().numpy()
     scores = token_level_rewards.detach().sum(dim=-1).cpu().double().numpy()
     bad = np.flatnonzero(valid & ~np.isfinite(scores))
     if len(bad):
         raise ValueError(
-            f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row {bad[0]}); "
-            "check the reward function"
+            f"token_level_rewards: {len(bad)} of {len(scores)} rows are not finite (first: row "
+            f"{bad[0]}); check the reward function"
         )
     scores[~valid] = 0.0
     return scores, valid
 
 
 def real_rows(response_mask: torch.Tensor) -> torch.Tensor:
-    """Return whether rows of `[bsz, response_len]` have an unmasked token: `[bsz]` bool. Scans only rows with
-    a masked first token.
+    """Return whether rows of `[bsz, response_len]` have an unmasked token: `[bsz]` bool. Scans only
+    rows with a masked first token.
     """
     if response_mask.shape[1] == 0:
         return torch.zeros(len(response_mask), dtype=torch.bool, device=response_mask.device)
@@ -63,23 +66,23 @@ def singleton_advantage(scores: np.ndarray, config: EstimatorConfig) -> np.ndarr
 def broadcast(
     advantages: np.ndarray, response_mask: torch.Tensor, rewards_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcast one advantage per row to its unmasked tokens. Return `(advantages, returns)`, the same tensor
-    `[bsz, response_len]`.
+    """Broadcast one advantage per row to its unmasked tokens. Return `(advantages, returns)`, the
+    same tensor `[bsz, response_len]`.
 
     It is float64 if the rewards are, else float32.
     """
     dtype = torch.promote_types(rewards_dtype, torch.float32)
     row = torch.as_tensor(advantages, dtype=dtype, device=response_mask.device)
-    # Copied, then multiplied in place: a product of integers and floats would create another copy of the
-    # mask.
+    # Copied, then multiplied in place: a product of integers and floats would create another copy
+    # of the mask.
     out = _empty(response_mask, dtype).copy_(response_mask)
     out.mul_(row.unsqueeze(-1))
     return out, out
 
 
 def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor like `like`; on a CPU from NumPy, which uses huge pages: 16 MB are 8 page faults, not
-    4,096.
+    """Return a tensor like `like`; on a CPU from NumPy, which uses huge pages: 16 MB are 8 page
+    faults, not 4,096.
     """
     if like.device.type != "cpu":
         return torch.empty(like.shape, dtype=dtype, device=like.device)
@@ -90,7 +93,8 @@ def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ScoredUnits:
-    """Units that are compared within a group: rows, or trajectories with the mean score of their rows.
+    """Units that are compared within a group: rows, or trajectories with the mean score of their
+    rows.
 
     Attributes:
         scores, valid, groups: score, validity and group of each unit, `[n_units]`.
@@ -119,8 +123,8 @@ class ScoredUnits:
         traj_index: np.ndarray | None = None,
         weights: np.ndarray | None = None,
     ) -> ScoredUnits:
-        """Return the rows of the groups `index`; with `traj_index` (weighted) means per trajectory, with
-        equal weights of trajectories.
+        """Return the rows of the groups `index`; with `traj_index` (weighted) means per trajectory,
+        with equal weights of trajectories.
         """
         scores, valid = outcome_scores(token_level_rewards, response_mask)
         check_columns(response_mask, index=index, traj_index=traj_index, weights=weights)
@@ -168,8 +172,8 @@ def zero_without_signal(
 
 
 def units_without_signal(scored: ScoredUnits, stats: GroupStats, config: EstimatorConfig) -> np.ndarray:
-    """Return whether units have no signal, `[n_units]` bool: in a group of equal scores, or of one without
-    `config.singleton="raw"`.
+    """Return whether units have no signal, `[n_units]` bool: in a group of equal scores, or of one
+    without `config.singleton="raw"`.
     """
     groups = scored.groups
     alone = (stats.count[groups] == 1) & (singleton_advantage(scored.scores, config) is scored.scores)

@@ -20,7 +20,8 @@ from verl.utils.names import own_key
 
 logger = logging.getLogger(__name__)
 
-# If a batch leaves less than this weight to earlier rewards, the baseline is about the mean of that batch.
+# If a batch leaves less than this weight to earlier rewards, the baseline is about the mean of that
+# batch.
 SHORT_MEMORY = 0.05
 
 
@@ -135,8 +136,8 @@ def _trajectory_stats(
 @cache
 def _warn_of_short_memory(decay: float) -> None:
     logger.warning(
-        "algorithm.rae.decay=%g is per trajectory: with %.0f or more trajectories of a role in a batch, "
-        "earlier rewards weigh less than %g, and the baseline is about the mean of the last batch; "
-        "decay^(1/n) for n trajectories per batch decays by %g per batch",
+        "algorithm.rae.decay=%g is per trajectory: with %.0f or more trajectories of a role in a "
+        "batch, earlier rewards weigh less than %g, and the baseline is about the mean of the last "
+        "batch; decay^(1/n) for n trajectories per batch decays by %g per batch",
         decay, math.log(SHORT_MEMORY) / math.log(decay), SHORT_MEMORY, decay,
     )  # fmt: skip

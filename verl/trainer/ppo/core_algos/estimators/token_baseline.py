@@ -1,5 +1,5 @@
-"""Optimal token baseline: one baseline per token position, weighted by the gradient norm of each reply up to
-that position.
+"""Optimal token baseline: one baseline per token position, weighted by the gradient norm of each
+reply up to that position.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _energy(
     sum_pi_squared: torch.Tensor,
     is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
-    """Return rewards to go and `W` (both `[bsz, response_len]` float64, 0 where masked), the mask and the
-    groups.
+    """Return rewards to go and `W` (both `[bsz, response_len]` float64, 0 where masked), the mask
+    and the groups.
     """
     tensors = {"token_level_rewards": rewards, "old_log_probs": log_probs, "sum_pi_squared": sum_pi_squared}
     if is_weights is not None:
@@ -150,8 +150,8 @@ def _differences(
     handle_zero_tail: bool,
     epsilon: float,
 ) -> torch.Tensor:
-    """Return `G` minus its column's baseline, `[bsz, n]`; exactly 0 in columns, and in groups, with equal
-    rewards to go.
+    """Return `G` minus its column's baseline, `[bsz, n]`; exactly 0 in columns, and in groups, with
+    equal rewards to go.
     """
     if not returns.numel():
         return returns
@@ -196,8 +196,8 @@ def _column_baseline(
 
 
 def _group_sums(values: torch.Tensor, groups: np.ndarray) -> np.ndarray:
-    """Return the sum of each column per group, `[n_groups, n]`, sorted before summing: identical to the bit
-    for any order of rows.
+    """Return the sum of each column per group, `[n_groups, n]`, sorted before summing: identical to
+    the bit for any order of rows.
     """
     array = values.cpu().numpy()
     by_value = np.argsort(array, axis=0, kind="stable")
@@ -208,8 +208,8 @@ def _group_sums(values: torch.Tensor, groups: np.ndarray) -> np.ndarray:
 
 
 def _two_longest(length: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest and the second largest length of each group, `[n_groups]`; the second of a group of
-    one is 0.
+    """Return the largest and the second largest length of each group, `[n_groups]`; the second of a
+    group of one is 0.
     """
     order = np.lexsort((length, groups))
     ends = np.cumsum(np.bincount(groups)) - 1

@@ -10,8 +10,8 @@ from verl.trainer.ppo.core_algos.grouping import group_index
 
 
 def ordered_sums(values: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return the sum of `values` `[n]` per group in float64, sorted before summing: identical to the bit for
-    any order of rows.
+    """Return the sum of `values` `[n]` per group in float64, sorted before summing: identical to
+    the bit for any order of rows.
     """
     order = np.lexsort((values, groups))
     return np.bincount(groups[order], weights=values[order], minlength=n_groups)
@@ -23,10 +23,11 @@ def whiten(
     policy_index: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """Whiten `(x - mean) / sqrt(var + 1e-8)` over the unmasked entries of each policy, `var` unbiased.
+    """Whiten `(x - mean) / sqrt(var + 1e-8)` over the unmasked entries of each policy, `var`
+    unbiased.
 
-    Entries of a policy that are all equal (also a single one) become exactly 0, as do masked entries. With
-    row weights `w`, `mean = sum(w x) / sum(w)` and
+    Entries of a policy that are all equal (also a single one) become exactly 0, as do masked
+    entries. With row weights `w`, `mean = sum(w x) / sum(w)` and
     `var = sum(w (x - mean)^2) / (sum(w) - sum(w^2) / sum(w))`.
 
     Args:
@@ -39,7 +40,8 @@ def whiten(
         `[bsz, n]`, float32 (float64 for float64 values).
 
     Raises:
-        ValueError: shapes or devices differ, an unmasked value is not finite, or a weight is negative.
+        ValueError: shapes or devices differ, an unmasked value is not finite, or a weight is
+            negative.
     """
     check_tokens(mask, values=values)
     check_columns(mask, policy_index=policy_index, weights=weights)
@@ -54,8 +56,8 @@ def whiten(
     sums = x.sum(dim=-1).cpu().numpy()
     if not np.isfinite(sums).all():
         raise ValueError(
-            f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry that is "
-            "not finite"
+            f"values to whiten: row {np.flatnonzero(~np.isfinite(sums))[0]} has an unmasked entry "
+            "that is not finite"
         )
     size = keep.sum(dim=-1).cpu().double().numpy()
     n_groups = int(groups.max(initial=-1)) + 1
@@ -75,8 +77,8 @@ def whiten(
 def _constant(
     x: torch.Tensor, keep: torch.Tensor, groups: np.ndarray, counts: np.ndarray, n_groups: int
 ) -> np.ndarray:
-    """Return whether all unmasked entries of rows with `counts` are equal, per group, by comparison with one
-    of them.
+    """Return whether all unmasked entries of rows with `counts` are equal, per group, by comparison
+    with one of them.
     """
     rows = np.flatnonzero(counts)
     reference = np.zeros(n_groups)

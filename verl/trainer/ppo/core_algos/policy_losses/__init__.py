@@ -10,6 +10,6 @@ Common parameters, which docstrings do not repeat:
     config              `ActorConfig`; `global_batch_info` is passed to `agg_loss`
     rollout_is_weights  `[bsz, response_len]` detached weights of the off-policy correction; None: 1
 
-They return a scalar loss and metrics, which are means over the unmasked tokens of the micro-batch. They raise
-ValueError for different shapes or devices, and without a config.
+They return a scalar loss and metrics, which are means over the unmasked tokens of the micro-batch.
+They raise ValueError for different shapes or devices, and without a config.
 """

@@ -1,5 +1,5 @@
-"""Bypass mode: the sampler is the old policy, and the loss computes the correction, with PPO's clip or
-REINFORCE.
+"""Bypass mode: the sampler is the old policy, and the loss computes the correction, with PPO's clip
+or REINFORCE.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LOSS_TYPES = ("ppo_clip", "reinforce")
 
 
 def _settings(config: LossConfig | None) -> Any:
-    """Return the settings of the correction (in verl's config under `policy_loss`). Raises ValueError for
-    none or an unknown loss type.
+    """Return the settings of the correction (in verl's config under `policy_loss`). Raises
+    ValueError for none or an unknown loss type.
     """
     need_config(config, "bypass_mode")
     correction = own_key(config, "rollout_correction", None) or own_key(
@@ -71,8 +71,8 @@ def _needs_mini_batch(config: LossConfig | None) -> bool:
 
 @register_preparation("bypass_mode", when=_needs_mini_batch)
 def bypass_columns(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
-    """Return the mask without rejected tokens, the weights (`reinforce`), and the prepared columns of the
-    clipped loss (`ppo_clip`).
+    """Return the mask without rejected tokens, the weights (`reinforce`), and the prepared columns
+    of the clipped loss (`ppo_clip`).
     """
     correction = _settings(config)
     log_ratio = mini.log_prob - mini.old_log_prob
@@ -195,7 +195,8 @@ def compute_policy_loss_reinforce(
     config: LossConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return `L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights (Williams 1992).
+    """Return `L = -w A log_prob` with `w = sg(pi / sampler)` truncated, or 1 without weights
+    (Williams 1992).
 
     Args:
         rollout_log_prob: the sampler's log-probs, for the metric.

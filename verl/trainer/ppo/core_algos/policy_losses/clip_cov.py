@@ -27,7 +27,8 @@ SHARE = "clip_cov_share"
 
 @register_preparation("clip_cov")
 def clip_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
-    """Return the probability of each token `[bsz, response_len]` to be removed, over the whole mini-batch.
+    """Return the probability of each token `[bsz, response_len]` to be removed, over the whole
+    mini-batch.
 
     Raises:
         ValueError: `clip_cov_ratio` is not positive.

@@ -19,8 +19,8 @@ class LossConfig(ActorConfig):
 
     Attributes:
         global_batch_info: counts of the mini-batch for `agg_loss`.
-        prepared: columns of `register_preparation` for the given rows; None when the rows are the whole
-            mini-batch.
+        prepared: columns of `register_preparation` for the given rows; None when the rows are the
+            whole mini-batch.
         rollout_correction: see `UpdatePlan`.
     """
 
@@ -41,8 +41,8 @@ def check_loss_inputs(
     advantages: torch.Tensor,
     rollout_is_weights: torch.Tensor | None,
 ) -> None:
-    """Raise ValueError unless all tensors are `[bsz, response_len]` on one device; torch would silently
-    broadcast a row or a column.
+    """Raise ValueError unless all tensors are `[bsz, response_len]` on one device; torch would
+    silently broadcast a row or a column.
     """
     check_tokens(
         response_mask,
@@ -61,8 +61,8 @@ def need_config(config: LossConfig | None, loss: str) -> Any:
 
 
 def clip_range(config: LossConfig | None, loss: str) -> tuple[float, float]:
-    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set. Raises
-    ValueError without a config.
+    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set.
+    Raises ValueError without a config.
     """
     config = need_config(config, loss)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
@@ -84,7 +84,9 @@ def weighted_loss(
     config: LossConfig | None,
     rollout_is_weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Apply the weights of the off-policy correction and aggregate with the counts of the mini-batch."""
+    """Apply the weights of the off-policy correction and aggregate with the counts of the
+    mini-batch.
+    """
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
@@ -92,8 +94,8 @@ def weighted_loss(
 
 @torch.no_grad()
 def token_metrics(response_mask: torch.Tensor, **values: torch.Tensor) -> dict[str, float]:
-    """Return `actor/<name>`: means over the unmasked tokens of this micro-batch, with one transfer to the
-    host.
+    """Return `actor/<name>`: means over the unmasked tokens of this micro-batch, with one transfer
+    to the host.
     """
     means = torch.stack(
         [masked_mean(value.detach().float(), response_mask) for value in values.values()]

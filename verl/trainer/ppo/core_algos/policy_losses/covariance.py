@@ -13,7 +13,8 @@ def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
     """Return `(A - mean A) (log_prob - mean log_prob)` with means over the mini-batch.
 
     Returns:
-        `[bsz, response_len]`, -inf where masked, and the number of tokens of the mini-batch, weighted by row.
+        `[bsz, response_len]`, -inf where masked, and the number of tokens of the mini-batch,
+        weighted by row.
     """
     weights = mini.token_weights
     mask = mini.response_mask.bool()
@@ -29,11 +30,11 @@ def token_covariance(mini: MiniBatch) -> tuple[torch.Tensor, float]:
 def share_of_largest(
     values: torch.Tensor, weights: torch.Tensor, count: float, mini: MiniBatch
 ) -> torch.Tensor:
-    """Return the membership of each token in the `count` largest `values` of the mini-batch: 1, 0, or a
-    fraction for ties at the boundary.
+    """Return the membership of each token in the `count` largest `values` of the mini-batch: 1, 0,
+    or a fraction for ties at the boundary.
 
-    Equal values at the boundary share the remaining places, so that the result depends on the set of tokens
-    only.
+    Equal values at the boundary share the remaining places, so that the result depends on the set
+    of tokens only.
 
     Args:
         values: `[bsz, response_len]`.

@@ -115,8 +115,8 @@ def _masked_gradient(
     config: LossConfig | None,
     rollout_is_weights: torch.Tensor | None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return the policy-gradient loss of the tokens `inside` the region, with truncated ratios, and its
-    metrics.
+    """Return the policy-gradient loss of the tokens `inside` the region, with truncated ratios, and
+    its metrics.
     """
     log_ratio = clamped_log_ratio(log_prob.detach(), old_log_prob)
     ratio = torch.exp(log_ratio)

@@ -27,7 +27,8 @@ SHARE = "kl_cov_share"
 
 @register_preparation("kl_cov")
 def kl_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torch.Tensor]:
-    """Return the fraction of the penalty of each token `[bsz, response_len]`, over the whole mini-batch.
+    """Return the fraction of the penalty of each token `[bsz, response_len]`, over the whole
+    mini-batch.
 
     Raises:
         ValueError: `kl_cov_ratio` is not positive.

@@ -1,10 +1,10 @@
-"""Preparations: values over the whole mini-batch that a loss needs before the first micro-batch, so that the
-cut into micro-batches does not change the gradient.
+"""Preparations: values over the whole mini-batch that a loss needs before the first micro-batch, so
+that the cut into micro-batches does not change the gradient.
 
-A loss that ranks, counts or normalises over tokens registers a preparation under its own name. It receives
-this rank's rows of the mini-batch, with their log-probs under the weights before the update, and returns
-columns; every micro-batch finds its rows of these columns in `config.prepared` (None without an engine: a
-loss then treats its batch as the mini-batch).
+A loss that ranks, counts or normalises over tokens registers a preparation under its own name. It
+receives this rank's rows of the mini-batch, with their log-probs under the weights before the
+update, and returns columns; every micro-batch finds its rows of these columns in `config.prepared`
+(None without an engine: a loss then treats its batch as the mini-batch).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class MiniBatch:
     """This rank's rows of a mini-batch, all detached.
 
     Attributes:
-        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`; `log_prob` is that of the
-            weights before the update.
+        old_log_prob, log_prob, advantages, response_mask: `[bsz, response_len]`; `log_prob` is that
+            of the weights before the update.
         row_weights: `[bsz]`, see `agg_loss`.
         ranks: ranks with the other rows.
     """
@@ -76,8 +76,8 @@ def register_preparation(
     """Register the preparation of a policy loss.
 
     It maps a `MiniBatch` and the config to columns `[bsz, response_len]` or `[bsz]`. A column named
-    `response_mask` replaces the mask: tokens masked there are in no loss, count or metric. The engine runs an
-    additional forward pass for a preparation.
+    `response_mask` replaces the mask: tokens masked there are in no loss, count or metric. The
+    engine runs an additional forward pass for a preparation.
 
     Args:
         loss: name of `register_policy_loss`.
@@ -115,8 +115,8 @@ def prepared_columns(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Return the columns that the engine prepared for these rows; without an engine, those of the rows as a
-    mini-batch.
+    """Return the columns that the engine prepared for these rows; without an engine, those of the
+    rows as a mini-batch.
     """
     prepared: dict[str, torch.Tensor] | None = own_key(config, "prepared", None)
     if prepared is not None:

@@ -134,7 +134,8 @@ __all__ = [
     "sampler_gap_metrics",
     "staleness_metrics",
 ]
-# Names of the correction itself; without it a run measures staleness and the gap to the sampler alone.
+# Names of the correction itself; without it a run measures staleness and the gap to the sampler
+# alone.
 _ON_DEMAND = {
     f"{__name__}.rejection": (
         "RS_MODES",

@@ -1,5 +1,5 @@
-"""Off-policy correction of a team's batch per policy, since means must not include other policies, and
-staleness of samples.
+"""Off-policy correction of a team's batch per policy, since means must not include other policies,
+and staleness of samples.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ def compute_rollout_correction_and_rejection_mask(
     `compute_rollout_correction_weights` and `compute_rollout_rejection_mask`.
 
     Args:
-        old_log_prob, rollout_log_prob, response_mask: trainer's and sampler's log-probs and the mask,
-            `[bsz, response_len]`.
+        old_log_prob, rollout_log_prob, response_mask: trainer's and sampler's log-probs and the
+            mask, `[bsz, response_len]`.
 
     Returns:
-        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the mask after
-        rejection, and metrics.
+        `rollout_is_weights` `[bsz, response_len]` in a DataProto (None without `rollout_is`), the
+        mask after rejection, and metrics.
 
     Raises:
-        ValueError: shapes differ, no token is unmasked, an unknown mode, or a threshold that is missing or
-            malformed.
+        ValueError: shapes differ, no token is unmasked, an unknown mode, or a threshold that is
+            missing or malformed.
     """
     if not response_mask.any():
         raise ValueError("response_mask must contain at least one valid token (1)")
     if not old_log_prob.shape == rollout_log_prob.shape == response_mask.shape:
         raise ValueError(
-            f"old_log_prob {tuple(old_log_prob.shape)}, rollout_log_prob {tuple(rollout_log_prob.shape)} and "
-            f"response_mask {tuple(response_mask.shape)}: the shape of one does not match the others"
+            f"old_log_prob {tuple(old_log_prob.shape)}, rollout_log_prob "
+            f"{tuple(rollout_log_prob.shape)} and response_mask {tuple(response_mask.shape)}: the "
+            "shape of one does not match the others"
         )
     log_ratio = (old_log_prob - rollout_log_prob).detach()
     weights = None
@@ -82,11 +83,12 @@ def compute_rollout_correction_and_rejection_mask(
 def compute_rollout_correction_and_add_to_batch(
     batch: DataProto, rollout_corr_config: RolloutCorrectionConfig
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set `rollout_is_weights` (with `rollout_is`) and mask rejected tokens in `response_mask` (with
-    `rollout_rs`).
+    """Set `rollout_is_weights` (with `rollout_is`) and mask rejected tokens in `response_mask`
+    (with `rollout_rs`).
 
-    Means (`rollout_is_batch_normalize`) are per `policy_id`; without that column the batch has one policy.
-    Completely rejected rows remain, with an empty mask; a policy without an unmasked token is not changed.
+    Means (`rollout_is_batch_normalize`) are per `policy_id`; without that column the batch has one
+    policy. Completely rejected rows remain, with an empty mask; a policy without an unmasked token
+    is not changed.
 
     Args:
         batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, each `[bsz, response_len]`.
@@ -128,7 +130,8 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
     `aggregate_policies`.
 
     Args:
-        batch: `old_log_probs`, `rollout_log_probs`, `response_mask` after rejection, and `advantages`.
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask` after rejection, and
+            `advantages`.
         tau: `algorithm.rollout_correction.m2po_tau`.
     """
     from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask  # of M2PO alone
@@ -167,15 +170,16 @@ def sampler_gap_metrics(batch: DataProto, threshold: str | float = 2.0) -> dict[
 
 
 def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
-    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of the weights
-    that sampled.
+    """Return `agent/<agent>/staleness/mean|max`: `version` of the current weights minus that of the
+    weights that sampled.
 
-    The mean is over unmasked tokens, the maximum over rows with one; replies whose weights changed count with
-    their oldest ones.
+    The mean is over unmasked tokens, the maximum over rows with one; replies whose weights changed
+    count with their oldest ones.
 
     Args:
-        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights that sampled
-            the reply); for replies with several versions `mean_version` (over tokens) and `oldest_version`.
+        batch: `response_mask`, and the columns `agent_id` and `version` (version of the weights
+            that sampled the reply); for replies with several versions `mean_version` (over tokens)
+            and `oldest_version`.
         version: version of the weights before the update.
     """
     columns = batch.non_tensor_batch
@@ -198,14 +202,14 @@ def mask_metrics(batch: DataProto) -> dict[str, float]:
     """Return `gateway/<agent>/masked_calls` (replies sampled under a mask) and
     `gateway/<agent>/mass_cut_off_mean` (over their tokens).
 
-    The sampler's log-prob of such a token is `log pi - log Z`, with the mass Z that the policy pi gives to
-    the tokens that the mask allows: `exp(old - sampler)` is Z, and `1 - Z` the mass cut off. For replies of
-    older weights the mean is an unbiased estimate of the mass that the mask would cut off from the current
-    policy.
+    The sampler's log-prob of such a token is `log pi - log Z`, with the mass Z that the policy pi
+    gives to the tokens that the mask allows: `exp(old - sampler)` is Z, and `1 - Z` the mass cut
+    off. For replies of older weights the mean is an unbiased estimate of the mass that the mask
+    would cut off from the current policy.
 
     Args:
-        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and `masked`;
-            rows without an unmasked token do not count.
+        batch: `old_log_probs`, `rollout_log_probs`, `response_mask`, and the columns `agent_id` and
+            `masked`; rows without an unmasked token do not count.
     """
     columns = batch.non_tensor_batch
     tensors = _log_probs(batch)
@@ -229,23 +233,24 @@ def apply_bypass_mode(
 ) -> None:
     """Use the sampler's log-probs as `old_log_probs`, which saves a pass over the batch.
 
-    The loss then uses the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are verl's
-    arguments and unused; workers receive the correction with every update, not by a change of their config.
+    The loss then uses the ratio to the sampler. `rollout_corr_config` and `policy_loss_config` are
+    verl's arguments and unused; workers receive the correction with every update, not by a change
+    of their config.
 
     Raises:
         ValueError: the batch has no `rollout_log_probs`.
     """
     if "rollout_log_probs" not in set(batch.batch.keys()):
         raise ValueError(
-            "bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler must "
-            "return log-probs"
+            "bypass_mode=true needs rollout_log_probs, which the batch does not have; the sampler "
+            "must return log-probs"
         )
     batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
 
 
 def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return one value per metric over policies (mean; maximum of `max` names, minimum of `min` names), and
-    all under `wg/<policy>/`.
+    """Return one value per metric over policies (mean; maximum of `max` names, minimum of `min`
+    names), and all under `wg/<policy>/`.
     """
     listed: dict[str, list[float]] = defaultdict(list)
     for metrics in per_policy.values():
@@ -261,8 +266,8 @@ def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, flo
 
 
 def merged_metrics(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """Return metrics of several calls of `aggregate_policies`, each with some of the policies `names`, as
-    those of one call with all.
+    """Return metrics of several calls of `aggregate_policies`, each with some of the policies
+    `names`, as those of one call with all.
     """
     every = {name: value for metrics in parts for name, value in metrics.items()}
     counts = Counter(name for metrics in parts for name in metrics)
@@ -283,8 +288,8 @@ def _aggregate(name: str, values: Sequence[float]) -> float:
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (policy, rows) of every policy with an unmasked token; the name is empty if rows have no
-    `policy_id`.
+    """Yield (policy, rows) of every policy with an unmasked token; the name is empty if rows have
+    no `policy_id`.
     """
     real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
     ids = batch.non_tensor_batch.get("policy_id", np.full(len(batch), ""))

@@ -1,5 +1,5 @@
-"""Difference of trainer and sampler: perplexities, KL and chi-squared of a batch, and sums to be added over
-micro-batches and ranks.
+"""Difference of trainer and sampler: perplexities, KL and chi-squared of a batch, and sums to be
+added over micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, Band
 def compute_offpolicy_metrics(
     old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor | None, response_mask: torch.Tensor
 ) -> dict[str, float]:
-    """Return verl's diagnostics, without their prefix, over unmasked tokens and the rows that have any.
+    """Return verl's diagnostics, without their prefix, over unmasked tokens and the rows that have
+    any.
 
     With `x = old - rollout`: `kl` is the mean of `-x`, not clamped; `k3_kl` of `exp(x) - x - 1` and
-    `chi2_token` of `exp(2x) - 1`, with `x` clamped to +-20; `chi2_seq` the same of row sums; `*_ppl` are
-    means of row perplexities, `log_ppl_diff` of their log-ratio.
+    `chi2_token` of `exp(2x) - 1`, with `x` clamped to +-20; `chi2_seq` the same of row sums;
+    `*_ppl` are means of row perplexities, `log_ppl_diff` of their log-ratio.
 
     Args:
         old_log_prob: trainer's log-probs, `[bsz, response_len]`.
@@ -79,7 +80,9 @@ def _token_means(
 def compute_rollout_corr_metrics_from_logprobs(
     log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, response_mask: torch.Tensor
 ) -> dict[str, float]:
-    """Return `compute_offpolicy_metrics` of the current policy and the sampler, as `rollout_corr/<name>`."""
+    """Return `compute_offpolicy_metrics` of the current policy and the sampler, as
+    `rollout_corr/<name>`.
+    """
     metrics = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask)
     return {f"rollout_corr/{name}": value for name, value in metrics.items()}
 
@@ -91,16 +94,17 @@ class SamplerGap:
     Attributes:
         tokens: number of tokens.
         log_prob_diff: sum of `|log_prob - rollout_log_prob|`.
-        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of their
-            squares.
-        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the sampler's
-            probabilities and their squares.
+        prob_diff, prob_diff_square: sums of the absolute differences of the probabilities and of
+            their squares.
+        prob, prob_square, rollout_prob, rollout_prob_square: sums of the trainer's and of the
+            sampler's probabilities and their squares.
         prob_product: sum of the products of both.
         kl: sum of `rollout_log_prob - log_prob` (k1 of KL(sampler || trainer)).
-        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its logarithm
-            clamped to +-20.
+        k3_kl: sum of `r - log r - 1` with the ratio `r = exp(log_prob - rollout_log_prob)`, its
+            logarithm clamped to +-20.
         ratio_square: sum of `r^2`.
-        weight, weight_square: sums of the truncated token weight (0 outside a band) and of its square.
+        weight, weight_square: sums of the truncated token weight (0 outside a band) and of its
+            square.
         high, low: number of tokens whose ratio is above, below the bounds.
         max_log_prob_diff, max_prob_diff: maxima of both differences.
     """
@@ -146,9 +150,11 @@ class SamplerGap:
         return SamplerGap(*sums, *maxima)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics with verl's names, and `rollout_corr/log_prob_diff_mean|max`; empty without tokens.
+        """Return metrics with verl's names, and `rollout_corr/log_prob_diff_mean|max`; empty
+        without tokens.
 
-        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 if all weights are equal.
+        `rollout_corr/rollout_is_eff_sample_size` is `(sum w)^2 / (n sum w^2)`: 1 if all weights are
+        equal.
         """
         if not self.tokens:
             return {}
@@ -170,8 +176,8 @@ class SamplerGap:
         }
 
     def _spread(self) -> dict[str, float]:
-        """Return the standard deviation (n - 1) of differences and the Pearson correlation, if defined: both
-        need two different tokens.
+        """Return the standard deviation (n - 1) of differences and the Pearson correlation, if
+        defined: both need two different tokens.
         """
         n = self.tokens
         if n < 2:
@@ -204,8 +210,8 @@ def sampler_gap(
         log_prob: trainer's log-probs, `[bsz, response_len]`; masked entries may have any value.
         rollout_log_prob: sampler's log-probs, the same shape.
         response_mask: the same shape.
-        threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C, `high` and
-            `low` use the band 1/C..C.
+        threshold: `algorithm.rollout_correction.rollout_is_threshold`; with a single bound C,
+            `high` and `low` use the band 1/C..C.
     """
     band = Band.parse(threshold)
     gap = SamplerGap()

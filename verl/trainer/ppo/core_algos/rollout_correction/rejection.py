@@ -1,5 +1,5 @@
-"""Rejection and M2PO: mask tokens or whole replies whose log-probs differ too much between trainer and
-sampler.
+"""Rejection and M2PO: mask tokens or whole replies whose log-probs differ too much between trainer
+and sampler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from verl.trainer.ppo.correction_bounds import LOG_RATIO_BOUND, parse_bounds, pa
 
 SUPPORTED_ROLLOUT_RS_OPTIONS = set(RS_MODES)
 TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {mode for mode in RS_MODES if mode.startswith("token")}
-# A mean equal to tau must not exceed it by rounding, which would mask all tokens of equal log-ratios.
+# A mean equal to tau must not exceed it by rounding, which would mask all tokens of equal
+# log-ratios.
 ROUNDING = 1e-12
 
 
@@ -28,9 +29,9 @@ def compute_rollout_rejection_mask(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Keep a token if every mode keeps it; a sequence mode keeps or rejects the whole row.
 
-    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is within the
-    bounds), k2 is `x^2 / 2`, k3 is `exp(x) - 1 - x` (both kept up to the bound); `token` modes use them per
-    token, `seq_sum`, `seq_mean` and `seq_max` over the row's unmasked tokens
+    With `x` the log-ratio clamped to +-20: k1 is `-x` (kept where sampler/trainer, `exp(-x)`, is
+    within the bounds), k2 is `x^2 / 2`, k3 is `exp(x) - 1 - x` (both kept up to the bound); `token`
+    modes use them per token, `seq_sum`, `seq_mean` and `seq_max` over the row's unmasked tokens
     (http://joschu.net/blog/kl-approx.html for the estimators).
 
     Args:
@@ -41,7 +42,8 @@ def compute_rollout_rejection_mask(
             `"lower_upper"` bounds of sampler/trainer, `exp(-x)`.
 
     Returns:
-        the mask after rejection in the dtype of `response_mask`, and verl's metrics without their prefix.
+        the mask after rejection in the dtype of `response_mask`, and verl's metrics without their
+        prefix.
 
     Raises:
         TypeError, ValueError: an unknown mode, a malformed threshold, or as `check_log_ratio`.
@@ -74,7 +76,9 @@ def compute_rollout_rejection_mask(
 
 
 def _statistic(mode: str, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mode's statistic `[bsz, response_len]`; equal for all tokens of a row in a sequence mode."""
+    """Return the mode's statistic `[bsz, response_len]`; equal for all tokens of a row in a
+    sequence mode.
+    """
     level, kind = mode.rsplit("_", 1)
     token = {"k1": -x, "k2": 0.5 * x.square(), "k3": torch.exp(x) - 1.0 - x}[kind]
     if level == "token":
@@ -109,7 +113,8 @@ def compute_rs_metrics(
     rollout_rs_threshold_lower: float,
     apply_lower_threshold: bool,
 ) -> dict[str, float]:
-    """Return verl's statistics of one rejection mode, over unmasked tokens and the rows that have any.
+    """Return verl's statistics of one rejection mode, over unmasked tokens and the rows that have
+    any.
 
     Args:
         option_name: mode, as part of the names of metrics.

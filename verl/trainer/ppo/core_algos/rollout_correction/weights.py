@@ -1,5 +1,5 @@
-"""Importance weights old / sampler, truncated (TIS) or restricted to a band (IcePop), per token or per
-sequence.
+"""Importance weights old / sampler, truncated (TIS) or restricted to a band (IcePop), per token or
+per sequence.
 """
 
 from __future__ import annotations
