@@ -645,9 +645,7 @@ class ChatTemplate:
     def _plain(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a trial: without a system message or as parts where the template wants that."""
         trial_messages = [dict(m) for m in messages if m["role"] != "system" or self.shows_system]
-        if self.wants_parts:
-            return [in_parts(m) for m in trial_messages]
-        return trial_messages
+        return [in_parts(m) for m in trial_messages] if self.wants_parts else trial_messages
 
     def _reply(
         self, added: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
