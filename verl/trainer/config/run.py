@@ -343,7 +343,10 @@ class TrainerConfig:
         choices=tuple(BACKENDS),
     )
     log_trajectories: int = key(
-        -1, "training episodes per step written to trajectories/; -1: all; 0: none, also of validation", ge=-1
+        -1,
+        "training episodes per step written to trajectories/, in whole groups drawn at random; -1: "
+        "all; 0: none, also of validation",
+        ge=-1,
     )
     controller: str = key(
         "ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local")

@@ -23,6 +23,7 @@ from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import need_critic
+from verl.trainer.ppo.earlier_files import set_earlier_files_aside
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.loop import TrainingLoop
 from verl.trainer.ppo.progress import Progress
@@ -202,7 +203,10 @@ class RayPPOTrainer:
 
         check = EngineCheck(self.team, updated=self.loop is not None)
         check.of_loaded()
-        self._resume()
+        resumed_step = self._resume()
+        # An evaluation adds files of its own to those of the run.
+        if not self.config.trainer.val_only:
+            set_earlier_files_aside(self.report.run_dir, resumed_step)
         self.tracking.start(steps)
         check.of_changed()
         self.team.engines.sync_weights(self.progress.global_step)
@@ -222,11 +226,11 @@ class RayPPOTrainer:
             # Requests in progress have ended with the collector's event loop.
             self.report.write_timeline()
 
-    def _resume(self) -> None:
-        """Go on from a checkpoint if there is one."""
+    def _resume(self) -> int | None:
+        """Go on from a checkpoint if there is one, and return its step."""
         folder = self.checkpointer.resume()
         if folder is None:
-            return
+            return None
         theta = self.steps.credit.theta
         if theta.adapts:
             self.collector.set_theta(theta.value)
@@ -236,6 +240,7 @@ class RayPPOTrainer:
             logger.warning("evaluating %s (step %d)", folder, step)
         else:
             logger.warning("continuing from %s (step %d of %d)", folder, step, self.progress.total_steps)
+        return step
 
     def _train(self, stop: StopRequest) -> None:
         """Validate, train and validate; after a signal, save the last completed step."""

@@ -4,7 +4,9 @@ worker groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from verl.protocol import DataProto
@@ -84,11 +86,13 @@ class RunReport:
         return spans
 
     def write_training_episodes(self, samples: StepSamples, step: int) -> None:
-        """Write the first `trainer.log_trajectories` episodes of a training step. Raises as
-        `write_episodes` does.
+        """Write `trainer.log_trajectories` episodes of a training step, or some more: groups are
+        whole. Raises as `write_episodes` does.
         """
         limit = self.trainer.log_trajectories
-        self.write_episodes(samples.episodes if limit < 0 else samples.episodes[:limit], f"train_{step:06d}")
+        self.write_episodes(
+            samples.episodes if limit < 0 else drawn_groups(samples.episodes, limit), f"train_{step:06d}"
+        )
 
     def write_episodes(self, episodes: Sequence[FinishedEpisode], name: str) -> None:
         """Write episodes to `trajectories/<name>.jsonl`, which is not created without one.
@@ -141,6 +145,23 @@ class RunReport:
             "training/global_step": float(self.progress.global_step),
             "training/epoch": float(self.loader.epoch if self.loader else 0),
         }
+
+
+def drawn_groups(episodes: Sequence[FinishedEpisode], limit: int) -> list[FinishedEpisode]:
+    """Return the episodes of whole groups, `limit` of them or up to a group more, in their order.
+
+    Groups are drawn by a hash of their `uid`: the first ones to be complete would be those with
+    short replies.
+    """
+    sizes = Counter(episode.uid for episode in episodes)
+    uids: set[str] = set()
+    count = 0
+    for uid in sorted(sizes, key=lambda uid: blake2b(uid.encode()).digest()):
+        if count >= limit:
+            break
+        uids.add(uid)
+        count += sizes[uid]
+    return [episode for episode in episodes if episode.uid in uids]
 
 
 def step_metrics(

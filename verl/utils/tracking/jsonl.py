@@ -36,13 +36,17 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def back_up(path: Path) -> Path:
-    """Rename `path` to the first free `<stem>.<n><suffix>` beside it and return the new path."""
+def free_path(path: Path) -> Path:
+    """Return the first free `<stem>.<n><suffix>` beside `path`."""
     n = 1
     while (target := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists():
         n += 1
-    path.rename(target)
     return target
+
+
+def back_up(path: Path) -> Path:
+    """Rename `path` to the first free `<stem>.<n><suffix>` beside it and return the new path."""
+    return path.rename(free_path(path))
 
 
 class JsonlBackend:
