@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8, help="questions of a step")
     parser.add_argument("--group", type=int, default=8, help="replies to a question")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
-    args = parse_args(parser, rounds=1, steps=1, tasks=4, group=4)
+    args = parse_args(parser, rounds=1, steps=1, tasks=2, group=4)
     if args.peer:
         model, train, result, sizes = json.loads(args.peer)
         train_peer(model, train, result, Size(*sizes))
