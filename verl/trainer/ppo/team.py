@@ -162,6 +162,7 @@ class TeamWorkers:
                 self.policies[wg_id].init_model()
                 for learner in self.learners.values():
                     if learner.wg_id == wg_id:
+                        # An evaluation has no steps, and a schedule needs one.
                         self.policies[wg_id].set_total_training_steps(
                             max(steps * learner.updates, 1), learner.adapter
                         )
