@@ -140,7 +140,7 @@ class LoopThread:
     def _start_thread(self, work: Coroutine[Any, Any, Any]) -> None:
         with self._starts:
             if self.closed:
-                # See `Running._run`.
+                # A coroutine that never runs is closed, or Python warns of it.
                 work.close()
                 raise RuntimeError(f"the event loop {self._thread.name} is closed")
             if not self._thread.is_alive():

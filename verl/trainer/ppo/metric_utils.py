@@ -109,6 +109,7 @@ def compute_data_metrics(
             clipped = lengths == attention.shape[1] if fixed_width else lengths[:0]
         if len(clipped):
             out[f"{name}_length/clip_ratio"] = clipped.float().mean().item()
+    # verl's names of the same: rows that it calls aborted, with an empty mask, are left out above.
     out |= {
         name.replace("/", "_non_aborted/"): value
         for name, value in out.items()
