@@ -128,7 +128,6 @@ class VLLMEngine:
             # that died, in one line.
             vllm_logger = logging.getLogger("vllm")
             vllm_logger.handlers[:], vllm_logger.propagate = [logging.NullHandler()], False
-            # Only the names and shapes of its parameters are read.
             with torch.device("meta"):
                 model = build_causal_lm(
                     str(config.model.path),
@@ -151,10 +150,8 @@ class VLLMEngine:
             try:
                 self._llm = self._thread.run(_start(arguments), START_TIMEOUT_S)
             except BaseException as error:
-                # The finalizer, which ends these otherwise, does not exist yet.
                 self._thread.close(end_timeout_s=LOOP_TIMEOUT_S)
                 self._spool.close()
-                # An interrupt of the user stays what it is.
                 if isinstance(error, Exception):
                     why = self._log.exit_cause(None, f"{type(error).__name__}: {error}")
                     raise EngineGoneError(
@@ -162,7 +159,6 @@ class VLLMEngine:
                     ) from error
                 raise
         self._processes = processes_of(self._llm)
-        # Filled below, when the processes have mapped it; the finalizer has the list itself.
         self._shared: list[Path] = []
         self._end = weakref.finalize(
             self, _close, self._llm, self._processes, self._thread, self._spool, self._log, self._shared
