@@ -121,6 +121,7 @@ class EnvCaller:
                     pass
                 await self.call("close")
         except TimeoutError:
+            # The environment's own TimeoutError.
             if not clock.expired():
                 raise
             logger.warning("%s.close() did not return within %g s; abandoned", self.name, limit)

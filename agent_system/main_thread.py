@@ -86,6 +86,7 @@ class _ThreadAlarms:
         if which != signal.ITIMER_REAL or in_main_thread():
             return self.plain_setitimer(which, seconds, interval)
         if seconds < 0 or interval < 0:
+            # As setitimer(2) does.
             raise signal.ItimerError(22, "Invalid argument")
         with self.lock:
             before = self.getitimer(which)

@@ -67,6 +67,7 @@ class DaemonExecutor(Executor):
         """Run `fn` in a thread."""
         future = _Call(self._replace_thread)
         self._jobs.put((future, fn, args, kwargs))
+        # Every release stands for an idle thread, which takes the job.
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
             self._start_thread()
         return future
@@ -107,6 +108,7 @@ class DaemonExecutor(Executor):
                     future.set_result(result)
                 except BaseException as error:  # the waiter on the future handles it
                     future.set_exception(error)
+            # `_replace_thread` has made room for another thread.
             if future.abandoned:
                 return
             self._idle.release()

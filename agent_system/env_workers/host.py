@@ -110,6 +110,7 @@ class EnvHost:
         loop = asyncio.get_running_loop()
         over_limit = asyncio.Event()
         sizes: list[int] = []
+        # In a thread, since a method of the environment may block the event loop.
         if self._memory_bytes:
             threading.Thread(
                 target=_watch, args=(self._memory_bytes, sizes, loop, over_limit), daemon=True
@@ -129,6 +130,7 @@ def node_memory() -> int:
     return min(
         [
             os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            # A limit may also be the word `max`.
             *(int(limit) for limit in container_limits if limit.isdigit()),
         ]
     )

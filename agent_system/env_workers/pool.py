@@ -42,6 +42,7 @@ class EnvWorker:
         self._numbers = itertools.count(1)
         self._transport = start()
         self._transport.started.add_done_callback(self._on_start)
+        # Open while the worker lives: its loss is how the end of an idle worker is noticed.
         outgrown = self._transport.send(
             next(self._numbers), pickled(WorkerRequest(0, "outgrown"), "a request")
         )
@@ -68,6 +69,7 @@ class EnvWorker:
                 raise WorkerGoneError(self.dead)
             answer = await asyncio.wrap_future(self._transport.send(number, payload))
         except asyncio.CancelledError:
+            # The worker would go on with what nobody waits for.
             self._transport.send(
                 next(self._numbers), pickled(WorkerRequest(0, "cancel", (number,)), "a request")
             )
@@ -174,11 +176,13 @@ class EnvWorkers:
         requests = [
             worker.ask("a count", 0, "sandbox_failures") for worker in self._workers if worker.dead is None
         ]
+        # A worker that died meanwhile has no count.
         replies = await asyncio.gather(*requests, return_exceptions=True)
         return [count for count in replies if isinstance(count, float)]
 
     def close(self) -> None:
         """End all workers."""
+        # All at once, since each takes its time to end.
         for worker in self._workers:
             worker.close()
         for worker in self._workers:
@@ -240,6 +244,7 @@ class RemoteEnv:
             async with asyncio.timeout(limit + ANSWER_S) as clock:
                 await worker.ask(f"{self.name}.close()", self._handle, "close", limit)
         except TimeoutError:
+            # The environment's own TimeoutError.
             if not clock.expired():
                 raise
             worker.retire(

@@ -103,6 +103,7 @@ class ProcessWorker:
                     future = self._pending.pop(int.from_bytes(frame[:NUMBER_BYTES], "big"))
                 with suppress(InvalidStateError):  # cancelled
                     future.set_result(frame[NUMBER_BYTES:])
+        # Its output ends a moment before its exit status is known.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         self._process.kill()
@@ -114,6 +115,7 @@ class ProcessWorker:
             self._gone = error
             pending = self._pending
             self._pending = {}
+        # For the writer, which may be waiting for a frame.
         self._frames.put(None)
         for future in pending.values():
             with suppress(InvalidStateError):

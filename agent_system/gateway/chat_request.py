@@ -122,6 +122,7 @@ def _read_fields(body: Mapping[str, Any], structured: str, ignored: tuple[str, .
     _refuse_unsupported(body, structured)
     schema = _schema(body, structured)
     tools, forced = _offered_tools(body, _tools(body), structured)
+    # OpenAI's older and newer name of one field.
     limits = [
         value
         for name in ("max_tokens", "max_completion_tokens")
@@ -158,6 +159,7 @@ def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatReq
             param="add_special_tokens",
         )
     fields = {name: body[name] for name in _COMPLETION_FIELDS if name in body}
+    # As many replies as are returned: none is chosen among others.
     if fields.get("best_of") == fields.get("n"):
         fields.pop("best_of", None)
     request = _read_fields(fields, structured, without_effect(body, COMPLETIONS))

@@ -77,6 +77,7 @@ class EpisodeRequests:
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.responses = ResponseStore()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Read once, or asyncio logs an error of it as never retrieved.
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
         # a validation trains nothing, so a mask on its tokens does no harm
         masks = episode.spec.validate and keys.structured == REFUSED
@@ -194,8 +195,10 @@ class EpisodeRequests:
             replies = await self._program_calls.reply_to(
                 agent_id, built.prompt, sampling, n=request.n, seed=seed, client_seed=request.seed
             )
+        # The environment has ended the episode while the request waited.
         except TurnOver as error:
             raise Refusal(OVER, code="episode_over") from error
+        # A fault of the request's own form, which ends no episode.
         except StructureError as error:
             raise structure_refusal(request, error) from error
         except Exception as error:  # of the engine, of an agent's projection, or of the environment's act

@@ -97,6 +97,7 @@ class MessageNormalizer:
 
     def clean(self, text: str) -> str:
         """Return a text without special tokens, in valid Unicode."""
+        # JSON may hold half of a surrogate pair, which no tokenizer encodes.
         return self._clean(text.encode("utf-8", "replace").decode())
 
     def clean_json(self, value: Any) -> Any:

@@ -94,6 +94,7 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
     cut = choice.finish == "length"
     status = "incomplete" if cut else "completed"
     output: list[dict[str, Any]] = []
+    # An answer has an item even if the reply is empty.
     if choice.content or not choice.calls:
         text = {"type": "output_text", "text": choice.content, "annotations": []}
         output.append(

@@ -195,6 +195,7 @@ async def _stream(
             responder.refuse(error)
             await response.write(event(_refusal_of(error, http).body))
             return response
+    # What nobody hears is not trained.
     if not _is_connected(http):
         return response
     responder.deliver(pending)

@@ -60,6 +60,7 @@ class Server:
                     handler_cancellation=self._cancels_on_leave,
                 )
                 await runner.setup()
+                # A copy, so that the port stays bound when this event loop stops listening.
                 await web.SockSite(runner, self._socket.dup(), backlog=BACKLOG).start()
                 self._runner = runner
         assert self._socket is not None
@@ -91,6 +92,7 @@ class Server:
 
     def _responder_of(self, http: web.Request) -> Responder:
         key = _key_of(http)
+        # A late request is told that its episode is over, and not that its key is wrong.
         if key in self._ended:
             raise Refusal(OVER, code="episode_over")
         if key not in self._open:

@@ -50,6 +50,7 @@ class Session(Access):
         except Exception as error:
             self._requests.environment_error = error
             raise
+        # The run's limit of turns may end an episode that the environment would go on with.
         return outcome if self._episode.turn is not None else replace(outcome, done=True)
 
     def step_in_thread(self, action: Any) -> Outcome:

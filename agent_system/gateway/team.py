@@ -177,6 +177,8 @@ async def _run(
     work = episode.tasks.start(guarded())
     try:
         await asyncio.wait([work, failed], return_when=asyncio.FIRST_COMPLETED)
+        # The error of a call ends the episode, whatever the program makes of the refusal that it
+        # got.
         if failed.done():
             failed.result()
         return await work

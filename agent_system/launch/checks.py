@@ -40,7 +40,6 @@ from verl.trainer.plan.derived_values import (
 )
 from verl.trainer.plan.group_checks import warn_of_warmup
 from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.presets import describe_preset
 from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
@@ -233,6 +232,8 @@ def check_run(config: RunConfig) -> CheckedRun:
     for an error in it.
     """
     if config.algorithm.preset is not None:
+        from verl.trainer.plan.presets import describe_preset  # of this key alone
+
         logger.info(describe_preset(config))
     resolve_defaults(config)
     check_team(config)

@@ -36,7 +36,6 @@ from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.validation import rows_before_after
 from verl.utils.disk import writing
 from verl.utils.host_memory import kills_are_told
 from verl.utils.tracking import Tracking
@@ -48,8 +47,6 @@ def run(config: RunConfig) -> RayPPOTrainer:
     """Check the configuration, train, print validation scores before and after, and return the
     trainer.
     """
-    from verl.utils.console import print_before_after
-
     checked = check_run(config)
     plan = checked.plan
     run_dir = checked.run_dir
@@ -86,6 +83,10 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, plan, team, collector, checked.train, checked.val, tracking, run_dir)
         trainer.fit()
+    # the table of validations, which nothing before it reads
+    from verl.trainer.ppo.validation import rows_before_after
+    from verl.utils.console import print_before_after
+
     print_before_after(rows_before_after(trainer.progress.before, trainer.progress.after))
     return trainer
 

@@ -230,6 +230,7 @@ class ReplyScorer:
         self._counts["requests"] += 1
         if digest in self._known:
             self._counts["cache_hits"] += 1
+            # The score that was not used for longest is forgotten first.
             self._known.move_to_end(digest)
             return self._known[digest]
         task = self._running.get(digest)
@@ -264,6 +265,7 @@ class ReplyScorer:
 
     def _finished(self, digest: str, task: asyncio.Task[float]) -> None:
         del self._running[digest]
+        # What failed is asked for again.
         if task.cancelled() or task.exception() is not None or not self.settings.cache_size:
             return
         self._known[digest] = task.result()

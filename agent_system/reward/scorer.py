@@ -134,6 +134,7 @@ class EpisodeScorer:
                         waiting_for = _name(function)
                         calls[i].append(_of_call(await self._run(function, record, sample), _name(function)))
         except TimeoutError as error:
+            # A function's own TimeoutError.
             if not clock.expired():
                 raise
             raise TimeoutError(
@@ -157,6 +158,7 @@ class EpisodeScorer:
                 return await watched(function(*args))
             result = await asyncio.wrap_future(self._threads.submit(run_plain, function, *args))
             return await watched(result) if inspect.isawaitable(result) else result
+        # It would end the event loop, and the run with it.
         except SystemExit as error:
             raise AgentSystemError(f"{_name(function)} called sys.exit({error.code!r})") from error
 

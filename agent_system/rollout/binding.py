@@ -6,12 +6,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.tokens import decode
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, SamplingParams
+
+if TYPE_CHECKING:
+    from agent_system.rollout.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class AgentBinding:
     @cached_property
     def chat(self) -> ChatTemplate:
         """The policy's chat template."""
+        from agent_system.rollout.chat_template import ChatTemplate  # of agents with a policy here
+
         return ChatTemplate(self.tokenizer, self.template_kwargs)
 
     def text_of(self, generation: Generation, prompt: str = "") -> str:

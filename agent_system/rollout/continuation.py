@@ -73,6 +73,7 @@ class Continuation:
         if place is not None and self._keep_thinking:
             rest = whole[place:]
             return NextPrompt(prompt.text + reply_text + rest, (*prompt.ids, *sampled, *self._encode(rest)))
+        # A model may end a turn with another token than the template does.
         if reply.stop_reason == "stop" and sampled and self._chat.ends_turn(sampled[-1]):
             body = sampled[:-1]
             text = text_after(self._tokenizer, prompt.ids, body)

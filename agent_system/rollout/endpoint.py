@@ -139,6 +139,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close the connections."""
+        # Those who wait for the old ones belong to the event loop that ends.
         self._slots = Slots(self.config.max_concurrent_requests)
         await self._client.close()
 
@@ -187,6 +188,7 @@ class Endpoint:
                     count = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"
                     raise EndpointError(f"{self._name()} gave no reply {count}: {error}") from error
                 logger.info("%s: %s; trying again", self._name(), error)
+                # At random, so that requests that failed together do not come back together.
                 wait = self.config.retry_delay_s * 2**attempt * draw.uniform(0.75, 1.25)
                 await asyncio.sleep(min(max(wait, error.wait_s), MAX_WAIT_S))
         raise AssertionError("unreachable")

@@ -34,6 +34,7 @@ class EpisodeTasks:
         ignore the cancellation.
         """
         me = asyncio.current_task()
+        # Repeated, since a task that is cancelled may start others.
         while others := [
             task for task in self._tasks if task is not None and task is not me and not task.done()
         ]:

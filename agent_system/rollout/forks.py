@@ -69,6 +69,7 @@ class Forks:
     async def _make(self, origin: EnvHandle) -> EnvHandle:
         fork = await origin.fork()
         self._open.add(fork)
+        # Made after the end: nobody else would close it.
         if self._ended:
             self._close_all()
         return fork

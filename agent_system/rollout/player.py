@@ -99,6 +99,7 @@ class EpisodePlayer:
         """
         tasks = [asyncio.create_task(self._play(spec)) for spec in specs]
         try:
+            # As they end: the first error is not kept waiting for earlier episodes.
             for ended in asyncio.as_completed(tasks):
                 await ended
             return [task.result() for task in tasks]
@@ -146,6 +147,7 @@ class EpisodePlayer:
         self._playing.add(episode)
         try:
             late = {task}
+            # Repeated, since the clock of an episode may have stood still meanwhile.
             while late and (left := episode.clock.left_s + END_TIMEOUT_S) > 0:
                 _, late = await asyncio.wait(late, timeout=left)
             if late:

@@ -16,7 +16,6 @@ from typing import Any
 from agent_system.agent import BaseAgent, Entry, Message
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
-from agent_system.rollout.chat_template import ChatTemplate
 from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
 logger = logging.getLogger(__name__)
@@ -126,6 +125,8 @@ class PromptBuilder:
         Raises:
             AgentSystemError: the tokenizer has no chat template.
         """
+        from agent_system.rollout.chat_template import ChatTemplate  # of agents with a policy here
+
         self.chat = ChatTemplate(tokenizer, template_kwargs)
         if not self.chat.source:
             raise AgentSystemError(

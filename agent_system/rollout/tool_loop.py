@@ -120,6 +120,7 @@ class ToolPromptBuilder(PromptBuilder):
         reply_message, answers = self._messages(reply, requests, results)
         messages = [*prompt.messages, reply_message, *answers]
         whole = self._shown(messages)
+        # A prompt shows the tools before the messages, so none of its tokens can stay.
         if not same_tools:
             following = NextPrompt(whole, self._encoder.encode(whole), "other tools")
         else:
@@ -252,6 +253,7 @@ class ToolPromptBuilder(PromptBuilder):
 
     def _key(self, messages: list[Message]) -> bytes | None:
         key = super()._key(messages)
+        # The same messages with other tools are another prompt.
         return None if key is None else self.shown_tools.encode("utf-8", "surrogatepass") + b"\0" + key
 
     def _tools(self) -> list[Any]:

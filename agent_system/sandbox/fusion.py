@@ -88,6 +88,7 @@ class HttpSandbox(Sandbox):
 
     async def _run_test(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
         body, mark = request(job, header, stdin)
+        # Once to compile it, once to run it.
         seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
         try:
             return read_answer(await self._post(body, job, seconds), mark, job)

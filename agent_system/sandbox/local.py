@@ -63,6 +63,7 @@ class LocalSandbox(Sandbox):
         self._packages = find_packages(settings.packages)
         self._lock = threading.Lock()
         self._alive: set[SandboxWorker] = set()
+        # Last in, first out: a worker that runs is taken before one that would have to be started.
         self._slots: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
         self._threads = DaemonExecutor(self.workers)
         self._closed = False
@@ -115,6 +116,7 @@ class LocalSandbox(Sandbox):
             for result in worker.run(job):
                 results.append(result)
         except (WorkerError, SandboxError) as error:
+            # Otherwise it was ended on purpose.
             if not self._closed and not job.abandoned.is_set():
                 logger.warning("a sandbox process is replaced: %s", error)
             self._retire(worker)
@@ -127,6 +129,7 @@ class LocalSandbox(Sandbox):
     def _start(self, level: str) -> SandboxWorker:
         worker = SandboxWorker(level, self._packages, tuple(self.settings.packages))
         with self._lock:
+            # `close` may have run while the process started.
             closed = self._closed
             self._alive.add(worker)
         if closed:
@@ -155,6 +158,7 @@ class LocalSandbox(Sandbox):
                 continue
             if rank(level) >= rank(settings.min_level):
                 return level, worker
+            # All levels after the first that works are weaker.
             worker.kill()
             raise SandboxError(level_error(level, settings.min_level, missing))
         raise SandboxError(level_error(None, settings.min_level, missing))

@@ -110,6 +110,7 @@ class Sandbox(ABC):
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
+            # The thread of the job cannot be cancelled; it looks for this.
             job.abandoned.set()
             raise
 

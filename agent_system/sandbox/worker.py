@@ -65,6 +65,7 @@ class SandboxWorker:
         os.mkdir(imports_folder)
         for name, path in packages.items():
             os.symlink(path, os.path.join(imports_folder, name))
+        # An interpreter that is installed elsewhere needs it to find its libraries.
         passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         self._child = subprocess.Popen(
             [sys.executable, "-S", "-s", "-P", "-c", BOOT, str(FOLDER)],
@@ -73,11 +74,13 @@ class SandboxWorker:
             stderr=subprocess.DEVNULL,
             env={**ENVIRONMENT, **passed},
             cwd="/",
+            # Ctrl-C is for the trainer.
             start_new_session=True,
         )
         assert self._child.stdin is not None and self._child.stdout is not None
         self.pid = self._child.pid
         self._commands, self._results = self._child.stdin.fileno(), self._child.stdout.fileno()
+        # A worker that does not read must not hold this thread beyond its deadline.
         os.set_blocking(self._commands, False)
         self._reader = frames.FrameReader(self._results)
         settings = {

@@ -89,6 +89,7 @@ class Connection:
             self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._closing = asyncio.Event()
             self._task = asyncio.create_task(self._hold())
+        # Other calls may wait for the same connection.
         return await asyncio.shield(self._opened)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -111,6 +112,7 @@ class Connection:
         except Exception as error:  # of the transport
             raise await self._end(error) from error
         texts = [_shown(block) for block in result.content]
+        # A server may give a result in this form alone.
         if not any(texts) and result.structured_content is not None:
             texts = [_as_json(result.structured_content)]
         text = "\n".join(texts)[:LONGEST_RESULT].encode("utf-8", "replace").decode()

@@ -126,6 +126,7 @@ class Tool:
                 return _as_text(await watched(self.function(**arguments)))
             run = partial(_run, self.function, dict(arguments))
             return await asyncio.wrap_future(_threads.submit(run))
+        # SystemExit as well: it would end the event loop.
         except (Exception, SystemExit) as error:
             raise ToolError(cut(f"{self.name} failed: {type(error).__name__}: {error}")) from error
 

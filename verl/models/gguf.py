@@ -114,6 +114,7 @@ def converted(file: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process has written it while this one waited.
         if folder.is_dir():
             return folder
         started = time.monotonic()
@@ -450,6 +451,7 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
         result = processor.process(
             values, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": joined}
         )
+        # A part of one that the processor assembles.
         if result.name is None:
             continue
         if result.name not in names:
@@ -476,6 +478,7 @@ def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, .
     expected = {
         name: tuple(tensor.shape)
         for name, tensor in skeleton.state_dict().items()
+        # Weights that are tied are in a file once.
         if name not in skeleton.all_tied_weights_keys
     }
     if missing := sorted(expected.keys() - shapes.keys()):

@@ -323,6 +323,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {path!r}: {_first_line(error)}; set "
             "actor_rollout_ref.model.tokenizer_path"
         ) from error
+    # Without files transformers makes a tokenizer of special tokens alone.
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
         raise ModelPathError(f"{path!r} has no tokenizer files; set actor_rollout_ref.model.tokenizer_path")
     try:

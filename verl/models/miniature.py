@@ -99,6 +99,7 @@ def _take_labels(small: Any, config: Any) -> None:
 
 @once_per_configuration
 def _miniature(config: Any, window: int, limit: int) -> Any:
+    # The attempts draw weights, which must not change the run's random numbers.
     with _quiet(), torch.random.fork_rng(devices=[]):
         return _Search(config, window, limit).run()
 
@@ -212,6 +213,7 @@ def _at_most(value: Any, bound: int) -> bool:
 
 def _run(config: Any) -> str:
     """Build and run a configuration on a few tokens; return what is wrong with it, or nothing."""
+    # Without memory: it may still be as large as the original.
     count = sum(value.numel() for value in _build_unallocated(config).parameters())
     if count > PARAMETERS:
         return f"it still has {count:,} parameters"

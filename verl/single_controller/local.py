@@ -127,6 +127,7 @@ class LocalWorkerGroup(WorkerGroup):
         self._worker: Any = class_with_init()
         if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(worker_class)):
             self._loop = LoopThread(f"{worker_class.__name__} loop")
+            # Also for a group that nobody shuts down.
             self._end_loop = weakref.finalize(self, _end_loop, self._loop, f"{worker_class.__name__} loop")
         self._bind_worker_methods(worker_class)
 

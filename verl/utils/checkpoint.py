@@ -51,11 +51,13 @@ def _previous(path: Path) -> Path:
 def commit_folder(path: Path) -> None:
     """Replace `path` by its finished temporary folder; one complete version exists at any time."""
     fsync_tree(_temporary(path))
+    # Left by a process that ended before it could remove it.
     shutil.rmtree(_previous(path), ignore_errors=True)
     if path.exists():
         path.rename(_previous(path))
     _temporary(path).rename(path)
     shutil.rmtree(_previous(path), ignore_errors=True)
+    # The renames must last as well.
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -103,6 +105,8 @@ def save_sharded(
     folder = _temporary(path)
     failures: list[str | None] = [None] * dist.get_world_size(group)
     start = {**meta, "format": _FORMAT, "world_size": len(failures)}
+    # After each part all ranks know whether one has failed, so that none waits for it in the
+    # collectives of the next.
     for write in (
         lambda: _start(folder, start) if rank == 0 else None,
         lambda: _save_shards(dict(tensors), folder / _SHARDS, group),

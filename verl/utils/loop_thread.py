@@ -48,6 +48,7 @@ class Running(Generic[T]):
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._cancelled:
+            # A coroutine that never runs is closed, or Python warns of it.
             work.close()
             raise asyncio.CancelledError
         self._task = asyncio.current_task()
@@ -139,6 +140,7 @@ class LoopThread:
     def _start_thread(self, work: Coroutine[Any, Any, Any]) -> None:
         with self._starts:
             if self.closed:
+                # A coroutine that never runs is closed, or Python warns of it.
                 work.close()
                 raise RuntimeError(f"the event loop {self._thread.name} is closed")
             if not self._thread.is_alive():

@@ -54,6 +54,7 @@ def confine_worker() -> None:
     kernel.no_new_privileges()
     kernel.never_gain_capabilities()
     if os.geteuid() == 0:
+        # The groups of root would stay with the user of programs.
         os.setgroups([])
     # Programs may raise it, as recursive ones do: the stack counts as memory.
     resource.setrlimit(
@@ -101,12 +102,14 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     if how.uid is not None:
         os.setresgid(how.uid, how.uid, how.uid)
         os.setresuid(how.uid, how.uid, how.uid)  # also drops the capabilities
+    # In a user namespace of its own also an ordinary user has all of them.
     elif how.namespaces:
         kernel.drop_capabilities()
     if not how.namespaces:
         kernel.die_with_parent()  # not earlier: a change of user resets it
     if how.landlock:
         landlock.restrict(how.readable, (*how.writable, folder))
+    # Last: it refuses calls of the steps before.
     if how.filter is not None:
         how.filter()
 

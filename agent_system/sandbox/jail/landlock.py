@@ -73,6 +73,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
 
 def _allow(ruleset: int, path: str, allowed: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    # For a file the kernel takes no rights of folders.
     if not os.path.isdir(path):
         allowed &= READ_FILE | WRITE_FILE | TRUNCATE | EXECUTE
     rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, beneath))

@@ -29,12 +29,14 @@ def main() -> None:
         sys.path.append(settings.shown)
         preload.preload(settings.imports)
         os.environ.clear()
+        # When memory is exhausted, the kernel is to kill a program and not the trainer.
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
         watch, alarm = _start(settings)
     except Exception as error:
         frames.write_frame(RESULTS, {"error": f"{type(error).__name__}: {error}"})
         return
+    # From here on the warden alone talks to the trainer.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, COMMANDS)
     os.dup2(nowhere, RESULTS)
@@ -52,6 +54,7 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
     uid = FIRST_UID + os.getpid() if os.geteuid() == 0 else None
     host = warden.Host(uid, _address_space_bytes())
     (watch, watch_end), (alarm_end, alarm), (go_end, go) = os.pipe(), os.pipe(), os.pipe()
+    # Forks share the pages of this process as long as the collector does not write to them.
     gc.collect()
     gc.freeze()
     if not settings.namespaces:
@@ -67,6 +70,7 @@ def _start(settings: warden.Settings) -> tuple[int, int]:
         _map_users(pid, uid)
     os.write(go, b"!")
     os.close(go)
+    # Tests that do not read their alarms must not stop the watcher.
     os.set_blocking(alarm, False)
     return watch, alarm
 
@@ -76,6 +80,7 @@ def _map_users(pid: int, uid: int | None) -> None:
     root, else only its own user.
     """
     if uid is None:
+        # The kernel requires it of a user who is not root before groups are mapped.
         _write(pid, "setgroups", "deny")
     for name, host_id in (("gid_map", os.getegid()), ("uid_map", os.geteuid())):
         _write(

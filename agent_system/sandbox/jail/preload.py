@@ -32,6 +32,7 @@ def preload(packages: Sequence[str]) -> None:
     cannot be imported.
     """
     hidden = {name: sys.modules.get(name) for name in LEFT_OUT}
+    # None there makes an import of the module fail, as if it were not installed.
     sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -64,6 +65,7 @@ def relocate(moved: Mapping[str, str], path: Sequence[str]) -> None:
         if isinstance(places, list):
             module.__path__ = [_moved(place, moved) for place in places]
     sys.path[:] = path
+    # Of folders that programs do not see.
     sys.path_importer_cache.clear()
     sys.prefix = sys.exec_prefix = sys.base_prefix = sys.base_exec_prefix = "/usr"
     sys.executable = ""

@@ -98,6 +98,7 @@ def _run(source: str, bytecode: bytes, test: dict[str, Any], setup: int) -> NoRe
             report = {"end": "compile", "type": type(error).__name__}
             _print_traceback(error, source)
         else:
+            # Before any code of the program runs, which could forge a message.
             os.close(setup)
             if test.get("mode") != "compile":
                 _execute(compiled, module, test, report)
@@ -203,6 +204,7 @@ def _remove_names(module: ModuleType) -> None:
     """Remove the program's names in the order of the interpreter: files are written to their ends,
     and objects may print a last time.
     """
+    # The program may have replaced them.
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
     names = module.__dict__

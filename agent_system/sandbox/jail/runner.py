@@ -51,6 +51,7 @@ class Runner:
         self.out = context.streams.open_reader(1)
         self.err = context.streams.open_reader(2)
         self.poller = select.poll()
+        # Of no event: the end of the channel is reported all the same.
         self.poller.register(COMMANDS, 0)
         self.poller.register(context.alarm, select.POLLIN)
 
@@ -95,6 +96,7 @@ class Runner:
         finally:
             self._end(pid)
         streams.fill(b"")
+        # All that could write has ended, so every one of these reads does.
         for fd, output in outputs.items():
             while self._read(fd, output):
                 pass
@@ -124,6 +126,7 @@ class Runner:
 
     def _wait(self, pid: int, over: int | None, deadline: float, outputs: dict[int, bytearray]) -> None:
         """Read the output until the process has ended or exceeds a limit."""
+        # Without the descriptor only a look notices the end.
         pause = WITHOUT_DESCRIPTOR_S if over is None else LOOK_EVERY_S
         listening = {fd for fd in (*outputs, over) if fd is not None}
         for fd in listening:
@@ -190,6 +193,7 @@ class Runner:
 
     def _end(self, main: int) -> None:
         """Kill and reap until no process of the job but this one is left."""
+        # Repeated: a process may have forked before it was killed.
         while self._reap(main):
             self.context.kill_all()
             time.sleep(0.0005)

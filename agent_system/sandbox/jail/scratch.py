@@ -30,6 +30,7 @@ def empty(folder: str) -> None:
                 if stat.S_ISDIR(os.lstat(source).st_mode):
                     os.chmod(source, 0o700)
                     number += 1
+                    # The program may have used the name.
                     while os.path.lexists(target := os.path.join(folder, f"moved-{number}")):
                         number += 1
                     os.rename(source, target)
@@ -57,6 +58,7 @@ def used_bytes(folder: str) -> int:
     total = entries = 0
     folders = [folder]
     while folders and entries < MAX_ENTRIES:
+        # The program removes entries meanwhile.
         with suppress(OSError), os.scandir(folders.pop()) as listed:
             for entry in listed:
                 entries += 1

@@ -36,6 +36,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
         stdlib: folder of the standard library on the host.
         packages: name in `PACKAGES` -> file or folder on the host.
     """
+    # No mount from here on reaches the host.
     kernel.mount("none", "/", None, MS_REC | MS_PRIVATE)
     # Opened now: paths below the stage cannot be reached by name once it is mounted.
     library = os.open(stdlib, os.O_PATH)
@@ -53,6 +54,7 @@ def build(stdlib: str, packages: Mapping[str, str]) -> streams.Streams:
     for name, source in devices.items():
         # read-only mount: writing to a device changes no file
         _show(source, _place(f"{STAGE}/dev/{name}", False), MS_NOSUID)
+    # Shared memory is then files of /tmp, which has a size.
     os.symlink(TMP, f"{STAGE}/dev/shm")
     program_streams = _make_streams()
     for fd in (library, *(fd for fd, _ in sources.values()), *devices.values()):

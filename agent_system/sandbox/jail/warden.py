@@ -65,6 +65,7 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
     trainer closes the channel.
     """
     try:
+        # Closed without a word: the worker has ended before it mapped the users.
         if not os.read(go, 1):
             os._exit(1)
         os.close(go)
@@ -92,13 +93,17 @@ def _run_jobs(settings: Settings, context: JobContext) -> NoReturn:
         pid = kernel.clone(JOB if settings.namespaces else 0)
         if pid == 0:
             try:
+                # Orphans of a program come to the job's init, as they do to the init of a
+                # namespace.
                 if not settings.namespaces:
                     kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
                 init.serve(context)
+            # The child must never go on as a second warden.
             finally:
                 os._exit(1)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status != init.JOB_DONE:
+            # The kernel ends a namespace with its init.
             if not settings.namespaces:
                 kill_below()
             os._exit(0 if status == init.NO_MORE_JOBS else 1)
@@ -153,6 +158,7 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
 
 def _on_the_host(settings: Settings, host: Host, watch: int, alarm: int) -> JobContext:
     kernel.prctl("PR_SET_CHILD_SUBREAPER", kernel.PR_SET_CHILD_SUBREAPER, 1)
+    # Programs of another user pass through it, but cannot list it.
     os.chmod(settings.scratch, 0o711)
     named = reachable(host.uid, {"": settings.stdlib, **settings.packages})
     keep = tuple(int(path.rpartition("/")[2]) for path in named.values() if path.startswith("/proc/self/fd/"))

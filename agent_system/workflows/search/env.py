@@ -273,6 +273,7 @@ class SearchEnv(BaseEnv):
             return f"the query has {len(query)} characters, at most {most} are allowed; nothing was searched"
         self._counts["search/repeated"] += query in self._queries
         if self.config.latency_s:
+            # By the seed, so that a run can be repeated.
             draw = Random(f"{self.seed}/{len(self._queries)}/{query}")
             await asyncio.sleep(self.config.latency_s * draw.lognormvariate(0.0, LATENCY_SIGMA))
         passages = await self._retriever.search(query)

@@ -84,6 +84,7 @@ class RayPendingResults(PendingResults):
                     results[rank_of[ref]] = ray.get(ref, timeout=limit)
                 except RayTaskError as error:
                     self._raise_death_of_a_peer(waiting, rank_of)
+                    # Ray's error of a task is also of the class of its cause.
                     if isinstance(error, ObjectLostError):
                         raise self._lost(rank_of[ref], error) from error
                     raise
@@ -99,6 +100,7 @@ class RayPendingResults(PendingResults):
                 return
             try:
                 ray.get(ready)
+            # A peer of a worker that died fails as well; the worker's own death is the cause.
             except RayTaskError:
                 continue
             except (RayActorError, ObjectLostError) as error:

@@ -78,6 +78,7 @@ class SavedRun:
         """
         for piece in stored_tensors(self.folder / "actor" / spec.wg_id, "model.", limit_bytes):
             names = peft_names(piece, adapter) if adapter is not None else {key: key for key in piece}
+            # A piece may hold tensors of other adapters alone.
             if names:
                 yield {name: piece[key] for key, name in names.items()}
 

@@ -61,12 +61,14 @@ class CheckpointStore:
         aside = self.root / f".writing_global_step_{step}"
         final = self.path(step)
         replaced = self._replaced(step)
+        # Left by processes that were killed.
         for unfinished in self.root.glob(".writing_global_step_*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         try:
             aside.mkdir(parents=True)
             fill(aside)
             fsync_tree(aside)
+            # Last: a folder without it is no complete checkpoint.
             _write_text(aside / STATE_FILE, json.dumps(state, indent=1))
             if final.exists():
                 shutil.rmtree(replaced, ignore_errors=True)

@@ -39,7 +39,6 @@ from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.transfer_check import check_transfer
 from verl.trainer.plan.untrained_agents import api_key
-from verl.trainer.ppo.asynchronous.pace import check_async_training
 from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.utils.names import did_you_mean, slug, value_at
 
@@ -96,7 +95,11 @@ def resolve(config: RunConfig) -> RunPlan:
     check_filter_groups(algorithm, config.env, plan)
     check_sampling(algorithm, reward, rollout, plan)
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
-    check_async_training(config, plan)
+    # The defaults contradict no other key.
+    if config.async_training != AsyncTrainingConfig():
+        from verl.trainer.ppo.asynchronous.pace import check_async_training  # of these keys alone
+
+        check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
     check_effect(config, plan)
     check_signal(config, plan)

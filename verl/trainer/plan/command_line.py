@@ -17,7 +17,6 @@ from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, followers, keys, type_text
 from verl.trainer.plan.agent_overrides import WHERE as PER_AGENT
 from verl.trainer.plan.agent_overrides import keep_common_values
-from verl.trainer.plan.presets import PRESETS, expand_presets
 from verl.utils.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -88,6 +87,10 @@ def with_preset_note(message: str, arguments: Sequence[str]) -> str:
         if key in command.defaults:
             return f"{message} ({key}={command.defaults[key]} is a default of {command.upstream})"
     name = next((o.partition("=")[2].strip("'\"") for o in arguments if key_of(o) == "algorithm.preset"), "")
+    if not name:
+        return message
+    from verl.trainer.plan.presets import PRESETS  # of algorithm.preset alone
+
     key = message.partition("=")[0]
     by_preset = key in PRESETS.get(name, {}) and key not in map(key_of, arguments)
     return f"{message} (set by algorithm.preset={name})" if by_preset else message
@@ -126,11 +129,13 @@ def prepare(arguments: Sequence[str]) -> Command:
         )
     for override in command.overrides:
         check_override(override)
-    overrides = [
-        *(f"{key}={value}" for key, value in command.defaults.items()),
-        *expand_presets(command.overrides),
-    ]
-    command.overrides = free_form(overrides)
+    overrides = command.overrides
+    if any(key_of(override) == "algorithm.preset" for override in overrides):
+        from verl.trainer.plan.presets import expand_presets  # of this key alone
+
+        overrides = expand_presets(overrides)
+    defaults = [f"{key}={value}" for key, value in command.defaults.items()]
+    command.overrides = free_form([*defaults, *overrides])
     if command.upstream:
         from verl.compat.defaults import MAY_HAVE_NO_EFFECT
 

@@ -33,7 +33,6 @@ from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, followe
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.utils.names import slug, value_at
 
@@ -97,6 +96,12 @@ def _averages_by_mode(key: str, scope: Scope) -> bool:
     return beside or POLICY_LOSSES.traits(actor.policy_loss.loss_mode).averages in ("", actor.loss_agg_mode)
 
 
+def _has_lanes(key: str, scope: Scope) -> bool:
+    from verl.trainer.ppo.asynchronous.lanes import lanes_of  # of async_training.max_lead alone
+
+    return len(lanes_of(scope.config.algorithm, scope.config.async_training, scope.plan)) > 1
+
+
 def _adapter_reads(key: str, scope: Scope) -> bool:
     """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common
     value any.
@@ -114,9 +119,7 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     CRITIC: lambda key, scope: scope.plan.needs_critic,
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.plan),
     ADAPTER: _adapter_reads,
-    LANES: lambda key, scope: (
-        len(lanes_of(scope.config.algorithm, scope.config.async_training, scope.plan)) > 1
-    ),
+    LANES: _has_lanes,
     STRUCTURED: lambda key, scope: (
         scope.config.gateway.structured == "free"
         or any(row.config.rollout.structured_outputs for row in scope.plan.agents)

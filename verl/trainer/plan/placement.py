@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_adapter_shape
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ApiConfig
 from verl.trainer.config.names import LORA_DEFAULTS
@@ -243,6 +242,9 @@ def _with_adapter_shape(row: AgentPlacement) -> AgentPlacement:
     model = row.config.model
     if row.adapter is None:
         return row
+    # of adapters alone
+    from verl.models.adapter_folder import AdapterFolderError, adapter_shape, read_adapter_shape
+
     shape = adapter_shape(model)
     if model.lora_adapter_path is not None:
         folder_setting = f"{row.key('model.lora_adapter_path')}={model.lora_adapter_path}"

@@ -30,7 +30,6 @@ from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.progress import Progress
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.validation import ValidationResult
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.dataset import TaskLoader
 from verl.utils.names import listed
@@ -209,6 +208,8 @@ class Checkpointer:
         progress.complete(int(state["global_step"]), int(state["generated_tokens"]))
         # An evaluation of a checkpoint makes validations of its own.
         if not self.config.trainer.val_only:
+            from verl.trainer.ppo.validation import ValidationResult  # of runs that go on alone
+
             before = state["before"]
             # A run that goes on to more steps than those of the checkpoint has another last
             # validation.

@@ -194,6 +194,7 @@ class RayController:
         from verl.single_controller.ray.start import start_private_cluster
 
         logging.getLogger(RAY_TOKEN_LOGGER).addFilter(_not_about_enabled_tokens)
+        # Until it is started: a failed start leaves nothing to stop.
         self.owns_cluster = False
         options = self.config.ray_init
         if ray.is_initialized():
@@ -276,6 +277,7 @@ class RayController:
             config = self.config
             trainer = config.trainer
             pool = trainer_pool(trainer) if section == TRAINER else engine_pool(trainer, config.rollout)
+            # Every agent may have a worker group of its own.
             groups = len(config.agent.agent_ids) + (config.reward.model.path is not None)
             workers = (
                 WORKERS_PER_GROUP[section]

@@ -221,6 +221,7 @@ class TeamEngines:
         Raises EngineGoneError if it cannot be replaced or dies again, `RolloutError` for a request
         that it cannot serve.
         """
+        # Of the engine that is called now: another thread may replace it meanwhile.
         serving = self.clients[wg_id].serving
         try:
             return self._sample(wg_id, requests)
@@ -249,6 +250,7 @@ class TeamEngines:
         """Send the weights of a group's policies, and allow its engine a restart. Raises
         EngineGoneError if it cannot be replaced.
         """
+        # Of the engine that is called now: another thread may replace it meanwhile.
         serving = self.clients[wg_id].serving
         why = ""
         with self._calls.hold(wg_id, "sync_weights"):
@@ -303,6 +305,7 @@ class TeamEngines:
         """
         pending = []
         for wg_id in wg_ids:
+            # Whatever one raises, the others have to be ended.
             with suppress(Exception):
                 if self._specs[wg_id].config.rollout.name == "vllm":
                     pending.append(self.groups[wg_id].end())

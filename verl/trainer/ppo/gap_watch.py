@@ -14,8 +14,7 @@ import torch
 from verl.models.loader import resolve_dtype
 from verl.protocol import DataProto
 from verl.trainer.config import ActorRolloutRefConfig
-from verl.trainer.ppo.core_algos.rollout_correction import sampler_gap
-from verl.trainer.ppo.core_algos.rollout_correction.batch import policies
+from verl.trainer.ppo.core_algos.per_policy import policies
 from verl.trainer.ppo.team import TeamWorkers
 
 logger = logging.getLogger(__name__)
@@ -132,6 +131,9 @@ class GapWatch:
             return ""
         bypass = self._team.config.algorithm.rollout_correction.bypass_mode
         if "old_log_probs" in set(tensors.keys()) and not bypass:
+            # of a step with a pass of old log-probs, which has loaded it
+            from verl.trainer.ppo.core_algos.rollout_correction import sampler_gap
+
             columns_of = (
                 tensors["old_log_probs"][policy_rows],
                 tensors["rollout_log_probs"][policy_rows],

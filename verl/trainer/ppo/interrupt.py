@@ -47,6 +47,7 @@ def stopping_at_once() -> Iterator[None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         raise StoppedAtOnce(number, "before the first step or after the last: nothing to checkpoint")
 
+    # Python lets the main thread alone set handlers.
     if threading.current_thread() is threading.main_thread():
         previous = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
@@ -74,6 +75,7 @@ class StopRequest:
         return self.number is not None
 
     def __enter__(self) -> StopRequest:
+        # Python lets the main thread alone set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._previous[number] = signal.signal(number, self._handle)

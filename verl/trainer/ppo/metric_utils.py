@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,13 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.placement import slug
 from verl.trainer.ppo.core_algos.grouping import group_index
 from verl.trainer.ppo.credit.advantage import group_numbers
-from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.validation_metrics import (
+        bootstrap_metric,
+        calc_maj_val,
+        process_validation_metrics,
+    )
 
 __all__ = [
     "bootstrap_metric", "calc_maj_val", "compute_agent_metrics", "compute_data_metrics",
@@ -22,6 +28,15 @@ __all__ = [
     "process_validation_metrics",
     "reduce_metrics",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # on demand: names of verl's for validations
+    if name in ("bootstrap_metric", "calc_maj_val", "process_validation_metrics"):
+        from verl.trainer.ppo import validation_metrics
+
+        return getattr(validation_metrics, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 _PROXY_COLUMNS = ("sum_pi_squared", "old_log_probs", "advantages", "rollout_is_weights")
@@ -94,6 +109,7 @@ def compute_data_metrics(
             clipped = lengths == attention.shape[1] if fixed_width else lengths[:0]
         if len(clipped):
             out[f"{name}_length/clip_ratio"] = clipped.float().mean().item()
+    # verl's names of the same: rows that it calls aborted, with an empty mask, are left out above.
     out |= {
         name.replace("/", "_non_aborted/"): value
         for name, value in out.items()

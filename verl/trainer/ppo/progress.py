@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from verl.trainer.ppo.validation import ValidationResult
+if TYPE_CHECKING:
+    from verl.trainer.ppo.validation import ValidationResult
 
 
 @dataclass

@@ -17,7 +17,6 @@ from verl.trainer.config import RunConfig
 from verl.trainer.plan.derived_values import steps_of_run
 from verl.trainer.plan.registry import AdvantageEstimator
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.checkpointer import Checkpointer
 from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
@@ -28,7 +27,6 @@ from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.loop import TrainingLoop
 from verl.trainer.ppo.progress import Progress
 from verl.trainer.ppo.report import RunReport
-from verl.trainer.ppo.reward import apply_kl_penalty
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.trainer.ppo.validator import Validator
@@ -40,6 +38,7 @@ from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.base import RayClassWithInitArgs, RayWorkerGroup, ResourcePoolManager
+    from verl.trainer.ppo.core_algos.kl import apply_kl_penalty
     from verl.trainer.ppo.utils import Role, WorkerType, need_reference_policy
 
 logger = logging.getLogger(__name__)
@@ -63,6 +62,10 @@ def __getattr__(name: str) -> Any:
 
         return getattr(base, name)
     # on demand: names of verl's that a run does not use
+    if name == "apply_kl_penalty":
+        from verl.trainer.ppo.core_algos import kl
+
+        return kl.apply_kl_penalty
     if name in ("Role", "WorkerType", "need_reference_policy"):
         from verl.trainer.ppo import utils
 
@@ -158,7 +161,9 @@ class RayPPOTrainer:
             from verl.trainer.ppo.collect.next_step import NextStep  # of this mode alone
 
             return NextStep(*arguments)
-        from verl.trainer.ppo.asynchronous.stream import GroupStream  # of this mode alone
+        # of this mode alone
+        from verl.trainer.ppo.asynchronous.pace import paces
+        from verl.trainer.ppo.asynchronous.stream import GroupStream
 
         learners = self.team.learners
         clients = self.team.engines.clients

@@ -34,7 +34,7 @@ from verl.trainer.ppo.batching import (
     unpadded,
 )
 from verl.trainer.ppo.controller import Controller
-from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies
+from verl.trainer.ppo.core_algos.per_policy import aggregate_policies
 from verl.trainer.ppo.critic import critic_config, critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
@@ -162,6 +162,7 @@ class TeamWorkers:
                 self.policies[wg_id].init_model()
                 for learner in self.learners.values():
                     if learner.wg_id == wg_id:
+                        # An evaluation has no steps, and a schedule needs one.
                         self.policies[wg_id].set_total_training_steps(
                             max(steps * learner.updates, 1), learner.adapter
                         )

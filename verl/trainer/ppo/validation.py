@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl.trainer.ppo.collect.protocol import EpisodeBatch, FinishedEpisode
-from verl.trainer.ppo.metric_utils import process_validation_metrics
+from verl.trainer.ppo.validation_metrics import process_validation_metrics
 from verl.utils.accuracy import Estimate, estimate_avg, estimate_pass
 from verl.utils.console import AccuracyRow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from verl.trainer.config import RunConfig
 from verl.trainer.ppo.checkpointer import Checkpointer
@@ -11,9 +12,11 @@ from verl.trainer.ppo.collect.source import SampleSource
 from verl.trainer.ppo.interrupt import StopRequest
 from verl.trainer.ppo.progress import Progress
 from verl.trainer.ppo.report import RunReport
-from verl.trainer.ppo.validation import ValidationResult, validation_result
 from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.validation import ValidationResult
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,6 +60,8 @@ class Validator:
         """
         if self.dataset is None:
             return None
+        from verl.trainer.ppo.validation import validation_result  # of data.val_files alone
+
         n = self.config.env.rollout.val_n
         step = self.progress.global_step
         loader = TaskLoader(self.dataset, self.config.data.val_batch_size, shuffle=False, drop_last=False)

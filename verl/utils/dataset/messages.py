@@ -50,6 +50,7 @@ def read_prompt(value: Any, where: str) -> list[ChatMessage]:
     """
     stored = parse_stored(value)
     if isinstance(value, str) and value.strip() and not _holds_objects(stored):
+        # As a question it would be trained on unnoticed.
         if _SEEMS_STORED.match(value) and all(map(value.__contains__, ("role", "content"))):
             raise DatasetError(f"{where}: {EXPECTED}; found text that is neither: {value!r:.120}")
         stored = [{"role": "user", "content": value}]
@@ -127,6 +128,7 @@ def _message(message: Any, where: str) -> ChatMessage:
         raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
     check_text(message, where)
     chat_message = {name: value for name, value in message.items() if value is not None}
+    # OpenAI's name of the role before there were tools.
     if chat_message["role"] == "function":
         chat_message["role"] = "tool"
     if isinstance(parse_stored(chat_message.get("function_call")), dict):  # OpenAI's form before tools

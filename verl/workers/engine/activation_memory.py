@@ -70,6 +70,7 @@ def _without_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.aten._local_scalar_dense.default:
         # rows are whole and positions plain, so conditions of masks are met; other numbers are 0
         return args[0].dtype == torch.bool
+    # Without numbers torch has this operation in bf16 alone.
     if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float32:
         halves = [
             arg.bfloat16() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
@@ -91,6 +92,7 @@ def _fused_attention() -> Iterator[None]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, **options: Any
     ) -> torch.Tensor:
         causal = options.get("is_causal", False)
+        # The kernel adds a mask to the scores.
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype)
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -146,6 +148,7 @@ class _Phases:
     def peak(self, layers: int) -> int:
         """Return the peak of a model that has as many layers more."""
         per_layer = self._starts[3] - self._starts[2] if layers else 0
+        # Embeddings that are frozen get no gradient, which would end the phase of the layers.
         if not self.of_layers:
             return self._counter.peak + layers * per_layer
         return max(self.of_layers + layers * per_layer, self._counter.peak)
@@ -229,6 +232,7 @@ class TrainingMemory:
         if shape not in self._passes:
             extra = self._inputs(shape)
             before = [*self._model.parameters(), *self._model.buffers()]
+            # As after a first micro-batch; they are counted with the parameters.
             for parameter in self._model.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.empty_like(parameter)
@@ -254,6 +258,7 @@ class TrainingMemory:
         outputs = run_head(self._model, keep, input_ids=ids, position_ids=torch.zeros_like(ids), **extra)
         logits = outputs[0] if self._layout.form == "packed" else outputs[:, :-1].flatten(0, 1)
         log_probs, entropy = token_scores(logits, torch.zeros(len(logits), dtype=torch.long), 1.0)
+        # Entropy is a metric of every update, and has no gradient.
         (log_probs.sum() + 0.0 * entropy.detach().sum()).backward()
 
 
@@ -266,6 +271,7 @@ def _equal_layers(model: Any) -> Any:
         for module in model.modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == count
     ]
+    # Layers of several types take different memory, whatever their parameters are.
     if len(lists) != 1 or len(set(getattr(config, "layer_types", None) or ())) > 1:
         return torch.nn.ModuleList()
     shapes = [{name: value.shape for name, value in layer.named_parameters()} for layer in lists[0]]

@@ -180,6 +180,7 @@ def _bucket(start: int, lengths: torch.Tensor, device: torch.device, path: Path 
         return Bucket(start, start + total, rows, width, None, None, path)
     real = torch.arange(width)[None] < lengths[:, None]
     first = lengths.cumsum(0) - lengths
+    # Padding repeats the first token of its row: no real token attends to it.
     gather = torch.where(real, first[:, None] + torch.arange(width)[None], first[:, None])
     scatter = real.flatten().nonzero().squeeze(1)
     return Bucket(start, start + total, rows, width, gather.flatten().to(device), scatter.to(device), path)

@@ -76,6 +76,7 @@ def score_tokens(
     mask = rows["response_mask"].bool()
     log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature, index)
     squares = sums_of_squares(logits, temperature) if sum_pi_squared else None
+    # Rows that share a position share what was computed there once.
     if index is not None:
         entropy = entropy[index]
         squares = None if squares is None else squares[index]
@@ -128,6 +129,7 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     tokens = rows["input_ids"][attention]
     positions = rows["position_ids"][attention]
     lengths = attention.sum(dim=1).tolist()
+    # All ranks have to call the model equally often, also one without rows.
     if not lengths:
         tokens = tokens.new_zeros(1)
         positions = positions.new_zeros(1)

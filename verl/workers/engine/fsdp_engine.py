@@ -91,6 +91,7 @@ class FSDPEngine:
         trained = optim is not None or bool(plans)
         compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
         config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+        # A head with one output needs no room for logits.
         self._logits_share = logits_share(config) if loader is CAUSAL_LM else 0.0
         self.layout = choose_layout(
             config,
@@ -175,6 +176,7 @@ class FSDPEngine:
         return trainable
 
     def _offload(self) -> None:
+        # Everything is on the CPU already.
         if self.device.type == "cpu":
             return
         if self.fsdp.param_offload:

@@ -36,6 +36,7 @@ def load_sharded(
         return shard(load())
     first = mesh.get_local_rank() == 0
     network = _made_on_all_ranks(load if first else build, mesh)
+    # Taken now: sharding replaces the parameters.
     whole = {name: p.detach() for name, p in network.named_parameters()} if first else {}
     network = shard(network)
     with torch.no_grad():
@@ -43,6 +44,7 @@ def load_sharded(
             empty = torch.empty(
                 0 if first else parameter.shape, dtype=parameter.dtype, device=mesh.device_type
             )
+            # One whole parameter at a time is on the device.
             value = whole.pop(name).to(mesh.device_type) if first else empty
             _broadcast_parameter(parameter, value, mesh)
         for buffer in network.buffers():
@@ -76,6 +78,7 @@ def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
 def _broadcast_parameter(parameter: torch.Tensor, value: torch.Tensor, mesh: DeviceMesh) -> None:
     """Broadcast the first rank's `value` and write this rank's part of it into a parameter."""
     dist.broadcast(value, group=mesh.get_group(), group_src=0)
+    # Every rank has the whole value, so that no parts are sent.
     part = (
         distribute_tensor(value, mesh, parameter.placements, src_data_rank=None)
         if isinstance(parameter, DTensor)

@@ -39,4 +39,5 @@ def on_device(model: Any, device: str, offload: bool) -> Iterator[None]:
         yield
     finally:
         move_parameters(model, "cpu")
+        # torch would keep the memory, which an engine on the device needs.
         torch.cuda.empty_cache()

@@ -108,6 +108,7 @@ def clip_gradients(
     before; skip non-finite norms.
     """
     grads = [local(p.grad) for p in parameters if p.grad is not None]
+    # A rank may have no part of a small parameter.
     grads = [g for g in grads if g.numel()]
     device = grads[0].device if grads else torch.device("cpu")
     squares = (
@@ -120,5 +121,6 @@ def clip_gradients(
         dist.all_reduce(squares, group=group)
     norm = float(squares.sqrt())
     if math.isfinite(norm) and norm > max_norm:
+        # As torch's clip_grad_norm_ does.
         torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
     return norm

@@ -184,6 +184,7 @@ class _PolicyLoss:
             name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS
         }
         return MiniBatch(
+            # On policy the current weights are those that sampled.
             old_log_prob=joined.get("old_log_probs", log_prob),
             log_prob=log_prob,
             advantages=joined["advantages"],
@@ -203,6 +204,7 @@ class _PolicyLoss:
         config = replace(self._config, global_batch_info=counts, prepared=prepared)
         mask = micro["response_mask"]
         mode = config.loss_agg_mode
+        # On policy the ratio is 1, and its gradient that of the log-prob.
         loss, metrics = self._policy_loss(
             old_log_prob=micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach(),
             log_prob=scores.log_probs,
@@ -217,6 +219,7 @@ class _PolicyLoss:
             "actor/pg_loss": loss.detach(),
             "actor/entropy": masked_mean(scores.entropy.detach(), mask),
         }
+        # Otherwise `prepare` has measured the whole mini-batch, before it masked tokens.
         if self._preparation is None:
             self._measure(scores.log_probs, mask, [micro])
         if self._plan.agents:

@@ -56,6 +56,7 @@ class GroupRanks(Ranks):
     def _reduced(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         if self.size == 1:
             return values
+        # `all_reduce` changes its argument.
         result = values.to(self._device, copy=True)
         dist.all_reduce(result, operation, group=self._group)
         return result

@@ -36,7 +36,9 @@ def init_mesh(device: str, rank: int, world_size: int) -> DeviceMesh:
     if device not in _BACKENDS:
         raise ValueError(f"device {device!r}: expected one of {tuple(_BACKENDS)}")
     if device == "cuda":
+        # A worker of Ray sees its own GPU alone, whatever its local rank.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # Workers of the local controller share the group of their process.
     if not dist.is_initialized():
         dist.init_process_group(
             _BACKENDS[device],
@@ -57,6 +59,7 @@ def _store(rank: int, world_size: int) -> dist.Store | None:
     """Return the rendezvous store of the ranks; None for torch's own, which listens on every
     interface without a password.
     """
+    # One rank has nobody to meet: it opens no port.
     if world_size == 1:
         return dist.HashStore()
     if os.environ.get("MASTER_ADDR") != "127.0.0.1":
@@ -67,6 +70,7 @@ def _store(rank: int, world_size: int) -> dist.Store | None:
     address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
     if rank:
         return dist.TCPStore(*address, world_size, is_master=False, timeout=_TIMEOUT)
+    # Bound here: torch's own server listens on every interface.
     with socket.create_server(address, backlog=world_size) as server:
         return dist.TCPStore(
             *address,
@@ -110,6 +114,7 @@ def shard_model(model: Any, mesh: DeviceMesh, compute_dtype: torch.dtype, reshar
             mesh=mesh,
             mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32),
         )
+    # Its own parameters are the first that the backward pass needs again.
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     # FSDP does not move buffers (rotary frequencies).
     for module in model.modules():

@@ -72,8 +72,10 @@ def load_engine(engine: FSDPEngine, path: str | Path) -> None:
     progress = [meta["adapters"][name] for name in engine.adapters] if engine.adapters else [meta]
     for trainable, at in zip(engine.trainables, progress, strict=True):
         trainable.steps = at["steps"]
+        # A number of steps that this run has set counts, not that of the checkpoint.
         if trainable.schedule.total_steps < 0 < at["total_steps"]:
             trainable.set_total_steps(at["total_steps"])
+    # Empty if another number of ranks has written the checkpoint.
     if rng_state:
         torch.set_rng_state(rng_state["rng"])
         if engine.device.type == "cuda":

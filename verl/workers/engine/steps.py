@@ -165,6 +165,7 @@ def _step(
         [torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(rows)]
     )
     (weighted_tokens, size, tokens), skipped = ranks.sum(own_counts).tolist()
+    # `prepare` may have masked every token, on all ranks.
     if not tokens:
         return {}
     info: dict[str, Any] = {

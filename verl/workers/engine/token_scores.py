@@ -34,6 +34,7 @@ class _TokenScores(torch.autograd.Function):
         ctx.save_for_backward(logits, labels, rows_of, log_z, entropy)
         ctx.in_order = index is None
         ctx.temperature = temperature
+        # Entropy is often without a gradient, and its part of the pass is then left out.
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 

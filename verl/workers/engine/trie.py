@@ -133,6 +133,7 @@ def plan_tries(
         if full:
             result.append([])
             cost = 0.0
+            # Nothing before it in the micro-batch has its beginning.
             added = len(rows[row]) + logits
         result[-1].append(row)
         cost += added

@@ -95,6 +95,8 @@ class WorkerGroupClient:
                 await asyncio.wait([future], timeout=left)
             return future.result()
         finally:
+            # Without effect on a finished one, so that `cancelled` tells whether the engine still
+            # serves it.
             future.cancel()
             if self._futures.pop(number, None) is not None and future.cancelled():
                 self._cancel(number)
@@ -121,10 +123,14 @@ class WorkerGroupClient:
     async def _poll(self, session: str) -> None:
         try:
             sampled = -1.0
+            # Several polls within the limit, or a request would be given up although the engine
+            # samples.
             wait_s = min(POLL_S, self._timeout_s / 4)
             while self._futures:
                 results = await self._group.call_async("collect", session, wait_s, rank=self._rank)
                 before = sampled
+                # Results show progress by themselves; without any, the counter of sampled tokens
+                # does.
                 sampled = (
                     sampled
                     if results
@@ -134,6 +140,7 @@ class WorkerGroupClient:
                     self.progress_at = asyncio.get_running_loop().time()
                 for result in results:
                     future = self._futures.pop(result.number, None)
+                    # Given up meanwhile.
                     if future is None or future.done():
                         continue
                     if result.generations is None:
@@ -152,6 +159,7 @@ class WorkerGroupClient:
         if any(number == waiting for waiting, _ in self._outbox):
             self._outbox = [entry for entry in self._outbox if entry[0] != number]
         else:
+            # The requests of a process that died have ended with it.
             with suppress(WorkerDiedError):
                 self._group.call_async("cancel", self._session, number, rank=self._rank)
 
@@ -169,6 +177,8 @@ def _fail(
     """Fail the requests that are not finished: no later call could answer them."""
     for future in futures:
         if not future.done():
+            # One error for each: raised in several tasks, a single one would collect all their
+            # tracebacks.
             request_error = type(failure)(str(failure))
             request_error.__cause__ = cause
             future.set_exception(request_error)
@@ -211,6 +221,7 @@ class ReplicaClient:
 
     def _choose(self, episode: str) -> int:
         least = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
+        # Taken out to be added as the last again: the one served longest ago is forgotten first.
         previous_index = self._served_by.pop(episode, least)
         replica_index = (
             least

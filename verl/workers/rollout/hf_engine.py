@@ -136,6 +136,7 @@ class HFEngine:
         try:
             return await future
         finally:
+            # After a cancellation replies of it are still open; otherwise nothing is left to drop.
             if self._pending.pop(id(ticket), None) is not None:
                 self._drop(ticket)
 
@@ -176,6 +177,7 @@ class HFEngine:
         before = self.version_of(adapter) if in_flight else 0
         if adapter is None:
             self._weights.load(named_tensors, final)
+            # The prompts that slots hold have keys of the old weights.
             self._scheduler.forget()
         else:
             self._model.adapters.load(adapter, named_tensors, version, final)
@@ -265,6 +267,7 @@ class HFEngine:
         logger.error("the engine's loop failed", exc_info=cause)
         for entry in list(self._pending.values()):
             self._fail(entry.ticket, f"the engine's loop failed: {type(cause).__name__}: {cause}")
+        # A step that failed may have left slots and queue in any state.
         self._slots.stop(range(self._model.slots), [0] * self._model.slots)
         self._scheduler = Scheduler(self._max_num_seqs, self._model.token_budget)
 
@@ -345,6 +348,7 @@ class HFEngine:
                 continue
             tokens, _ = self._slots.output(slot)
             noted = self._earlier.setdefault(slot, [])
+            # Those of still earlier versions are noted already.
             if new := len(tokens) - sum(count for _, count in noted):
                 noted.append((before, new))
             text = (*request.prompt_ids, *tokens)
@@ -382,6 +386,7 @@ class HFEngine:
         self._stats.tokens += len(tokens)
         self._stats.aborted += reason == "abort"
         entry = self._pending.get(id(reply.ticket))
+        # Nobody waits any more for a request that was cancelled in this tick.
         if reply.ticket.open == 0 and entry is not None and not entry.future.done():
             entry.future.set_result(
                 [generation for generation in reply.ticket.replies if generation is not None]

@@ -79,6 +79,7 @@ class _Layer:
 
     def __init__(self, ring: int | None, keep_prompts: bool) -> None:
         self.ring = ring
+        # Without a ring no later position overwrites a prompt.
         self._keep_prompts = keep_prompts and ring is not None
         self.tensors: list[torch.Tensor] = []
         self.prompts: list[torch.Tensor] = []
@@ -111,7 +112,10 @@ class _Layer:
             count = min(state.shape[2], columns)
             state = state[: len(slots)]
             if self.ring is not None and state.shape[2] > columns:
+                # Of a prompt longer than the ring its last positions remain, each in its own
+                # column.
                 place = torch.arange(columns, device=state.device)
+                # Columns that a shorter prompt does not reach get any value: the mask hides them.
                 position = (last[:, None] - (last[:, None] - place) % columns).clamp_min(0)
                 state = state.gather(
                     2, position[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
@@ -290,9 +294,11 @@ class SlotCache(Cache):
             tokens: of a row; 1 in a decode step.
         """
         if self.prefilling:
+            # torch has a kernel for this mask, which needs no tensor.
             if visible is causal_mask_function:
                 return SlotMask(reach)
             blocks = tuple(self._blocks(visible, reach, tokens))
+            # A window that is longer than the prompt hides nothing more than the plain mask.
             return SlotMask(reach) if all(_is_causal(block) for block in blocks) else SlotMask(reach, blocks)
         ring = None if reach is None else round_up(reach, KV_BLOCK)
         columns = self._length if ring is None else min(self._length, ring)
@@ -304,7 +310,9 @@ class SlotCache(Cache):
                 key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
             )
         else:
+            # The position in a column: the last one up to the query's own that falls on it.
             key = query - (query - key) % ring
+            # Negative: nothing has been written there yet.
             hidden = ~(visible(rows, self._zero, query, key) & (key >= 0))
         added = torch.zeros(len(query), columns, device=self._device).masked_fill_(hidden, float("-inf"))
         return SlotMask(reach, added=added[:, None, None, :])
@@ -404,6 +412,7 @@ def slot_attention(
         return out.transpose(1, 2).contiguous(), None
     assert attention_mask.added is not None
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], channels)
+    # The fused kernel has neither a soft cap nor sinks, and on a CPU it is slower.
     if query.device.type == "cpu" or softcap is not None or sinks is not None:
         out = attend_in_steps(folded, key, value, attention_mask.added, scale, softcap, sinks)
     else:

@@ -89,6 +89,7 @@ class RestartingClient:
         client = self._client
         since = clock()
         while left := self._open(adapter):
+            # A new engine has the whole time limit.
             if self._restarting or self._client is not client:
                 client = self._client
                 since = clock()
@@ -99,6 +100,7 @@ class RestartingClient:
                     f"but it has sampled no token for {self._limit_s:g} s, twice "
                     "rollout.call_timeout_s"
                 )
+            # Whether time is up is decided above: the engine may have sampled meanwhile.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(since + self._limit_s if self._limit_s < math.inf else None):
                     await self._changed.wait()
@@ -124,6 +126,7 @@ class RestartingClient:
     @contextmanager
     def _busy(self, request: GenerateRequest) -> Iterator[None]:
         self._in_flight[number := next(self._numbers)] = request
+        # `take_busy_seconds` is called on another thread.
         with self._count_lock:
             if not self._requests:
                 self._since = time.perf_counter()
@@ -190,6 +193,7 @@ class RestartingClient:
         if self._client is client and self._restarting is None:
             self._restarting = asyncio.create_task(self._replace(client, cause))
         if self._restarting is not None:
+            # A request that is cancelled must not end the restart for which others wait.
             await asyncio.shield(self._restarting)
 
     async def _replace(self, client: RolloutClient, cause: RolloutError) -> None:

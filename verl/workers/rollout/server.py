@@ -332,6 +332,7 @@ class RolloutWorker(Worker):
 
     async def cancel(self, session: str, number: int) -> None:
         """Cancel a submitted request and free its slots."""
+        # A session ends with its last request.
         task = self._sessions[session].open.pop(number, None) if session in self._sessions else None
         if task is not None:
             task.cancel()

@@ -235,6 +235,7 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
 
 def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
     gap = float((a - b).abs().max())
+    # NaN is no small difference.
     return gap if gap == gap else float("inf")
 
 

@@ -83,6 +83,7 @@ class SlotState:
         self._count[index] = 0
         self._put(self.positions, index, self._host_positions[rows])
         self._put(self._limit, index, limits)
+        # Not read where tokens are chosen greedily, but divided by.
         self._put(self._temperature, index, [params.temperature or 1.0 for params in sampling])
         self._put(self._greedy, index, self._host_greedy[rows])
         self._put(self._truncated, index, self._host_truncated[rows])

@@ -56,6 +56,7 @@ class GrammarCompiler:
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         try:
+            # Other requests may wait for the same form.
             grammar_or_error = await asyncio.wait_for(
                 asyncio.shield(asyncio.wrap_future(future)), self._limit_s
             )
@@ -64,6 +65,7 @@ class GrammarCompiler:
                 f"the form was not compiled in {self._limit_s:g} s; use a smaller schema"
             ) from error
         except Exception:
+            # An error that is not the form's own may not come again, so it is not kept.
             if self._known.get(structure) is future:
                 del self._known[structure]
             raise
@@ -75,6 +77,7 @@ class GrammarCompiler:
         import xgrammar
 
         with self._turn:
+            # Another request may have loaded it while this one waited for its turn.
             if self._compiler is None:
                 info = xgrammar.TokenizerInfo.from_huggingface(
                     self._load_tokenizer(), vocab_size=self._vocab_size

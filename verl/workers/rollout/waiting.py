@@ -105,6 +105,7 @@ class WaitingPrompts:
             prompt.arrival = next(self._arrivals)
         before = prompt.waiting[-1].ticket.priority if prompt.waiting else reply.ticket.priority
         prompt.waiting.append(reply)
+        # `sorted` is stable: replies of equal priority stay in order of arrival.
         if reply.ticket.priority < before:
             prompt.waiting = deque(sorted(prompt.waiting, key=lambda reply: reply.ticket.priority))
         self.replies += 1

@@ -104,6 +104,7 @@ class CudaIpc(WeightTransfer):
         """Copy the tensors into a block. Raises `RolloutError` where its memory cannot be shared."""
         device, (layout, size) = device_of(tensors), layout_of(tensors)
         kind = _KINDS[device.type]
+        # Never 0, which marks a block that was released.
         number = secrets.randbits(62) | 1
         block = kind(_HEADER + size, device)
         _header(block.flat).copy_(torch.tensor([number, 0]))
@@ -145,6 +146,7 @@ class CudaIpc(WeightTransfer):
         except RuntimeError as error:
             raise RolloutError(f"the block of weights in {here[-1]} cannot be mapped: {error}") from error
         copied = flat[_HEADER:].clone()
+        # After the copy, while which the block may have been released.
         if _header(flat)[0].item() != number:
             raise RolloutError(f"the block of weights in {here[-1]} was released before it was copied")
         _header(flat)[1] += 1

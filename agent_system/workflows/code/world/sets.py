@@ -177,6 +177,7 @@ def _private(packed: Any) -> list[Any]:
     text = str(packed or "[]")
     if not text.lstrip().startswith("["):
         try:
+            # Up to a bound: a short text may unpack to any size.
             unpacked = zlib.decompressobj().decompress(
                 base64.b64decode(text, validate=True), MOST_PRIVATE_BYTES
             )

@@ -620,6 +620,7 @@ def same_expression(left: Any, right: Any) -> bool:
         for x in (left, right)
     ):
         return False
+    # Exact numbers that differ: no digits have to be computed.
     if left.is_Rational and right.is_Rational:
         return False
     left = _without_functions(left)
@@ -655,6 +656,7 @@ def _same_at_points(left: Any, right: Any, letters: set[Any]) -> bool:
         answer = left.xreplace(point)
         truth = right.xreplace(point)
         apart = answer - truth
+        # At least one side has no value there.
         if apart.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
             continue
         agreed.append((is_zero(apart, POINT_DIGITS), _is_real(truth), _is_real(answer)))

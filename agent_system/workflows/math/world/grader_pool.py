@@ -73,6 +73,7 @@ class GraderPool:
         self.timeout_s = timeout_s
         self.timeouts = 0
         self._processes: set[_GraderProcess] = set()
+        # Last in, first out: a process that runs is taken before another one is started.
         self._idle: queue.LifoQueue[_GraderProcess | None] = queue.LifoQueue()
         self._threads: DaemonExecutor | None = None
         self._lock = threading.Lock()
@@ -96,6 +97,7 @@ class GraderPool:
 
     def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
         """Compare in the calling thread."""
+        # Another thread may have compared the same meanwhile.
         if (cached_verdict := self._known(answer, truth, number)) is not None:
             return cached_verdict
         process = self._idle.get()
@@ -103,6 +105,7 @@ class GraderPool:
             if process is None or not process.alive:
                 process = self._start()
             verdict = process.compare(answer, truth, number)
+        # Its answer may still come, and would be read as that to the next question.
         except BaseException:
             self._retire(process)
             raise
@@ -185,6 +188,7 @@ class _GraderProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=env,
+            # Ctrl-C is for the trainer.
             start_new_session=True,
         )
         self.pid = self._child.pid

@@ -10,8 +10,9 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.agents import group_fields
 from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos.kl import apply_kl_penalty
 from verl.trainer.ppo.credit.advantage import compute_advantage
-from verl.trainer.ppo.reward import apply_kl_penalty, place_on_last_token
+from verl.trainer.ppo.reward import place_on_last_token
 
 
 def batch(rewards: list[float], **columns: list) -> DataProto:

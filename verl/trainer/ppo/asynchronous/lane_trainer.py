@@ -16,7 +16,7 @@ from verl.trainer.ppo.asynchronous.lanes import Lanes, lanes_of
 from verl.trainer.ppo.asynchronous.source import AsynchronousSource
 from verl.trainer.ppo.batching import SubBatch, combine_batches
 from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.trainer.ppo.core_algos.rollout_correction import merged_metrics
+from verl.trainer.ppo.core_algos.per_policy import merged_metrics
 from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.timer import Timer

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import AsyncTrainingConfig, DataConfig
-from verl.trainer.ppo.asynchronous.pace import paces
 from verl.utils.checkpoint import CheckpointError
 
 FOLDER = "groups"
@@ -53,6 +52,10 @@ def check_checkpoint(
             "async_training.staleness_threshold=0; use the staleness of the run that wrote it, or "
             "start anew with trainer.resume_mode=disable"
         )
+    # of checkpoints of fully asynchronous training, which alone hold groups
+    from verl.trainer.ppo.asynchronous.group_queue import fits
+    from verl.trainer.ppo.asynchronous.pace import paces
+
     for policy, pace in paces(async_training, groups["bounds"]).items():
         if pace.bound < (before := groups["bounds"][policy]) and not async_training.fresh:
             raise CheckpointError(
@@ -61,9 +64,6 @@ def check_checkpoint(
                 "and lower async_training.staleness_threshold, or start anew with "
                 "trainer.resume_mode=disable"
             )
-    # the queue, which only checkpoints of fully asynchronous training hold
-    from verl.trainer.ppo.asynchronous.group_queue import fits
-
     # Without staleness dynamic sampling may have more groups than a step trains on: it rejects the
     # surplus.
     queue = groups["queue"]

@@ -86,10 +86,12 @@ class NextStep(StepCollection, AsynchronousSource):
         self._running = None
         if running is not None:
             running.cancel()
+            # An error of work that is given up is no error of the run.
             with suppress(Exception, CancelledError):
                 running.result()
         if self._last is not None and self._last[0] > step:
             self._samples = self._last[1]
+        # The tasks of samples that are kept count as drawn.
         super().rewind(step if self._samples is None else step + 1)
 
     def save(self, folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""KL divergence from the reference: estimators per token, and controllers of the coefficient."""
+"""KL divergence from the reference: estimators per token, the penalty in the reward, and controllers
+of its coefficient.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl.protocol import DataProto
 from verl.trainer.config.names import KL_ESTIMATORS
+from verl.trainer.ppo.core_algos.aggregation import masked_mean
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
@@ -129,3 +133,25 @@ def get_kl_controller(kl_ctrl: Any) -> FixedKLController | AdaptiveKLController:
         assert kl_ctrl.horizon > 0, f"algorithm.kl_ctrl.horizon must be larger than 0, got {kl_ctrl.horizon}"
         return AdaptiveKLController(kl_ctrl.kl_coef, kl_ctrl.target_kl, kl_ctrl.horizon)
     raise NotImplementedError(f"algorithm.kl_ctrl.type={kl_ctrl.type!r}: expected fixed or adaptive")
+
+
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: FixedKLController | AdaptiveKLController, kl_penalty: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """Set `token_level_rewards = token_level_scores - coefficient * KL(old || ref)` and update the
+    KL controller.
+
+    Needs `old_log_probs` and `ref_log_prob`. Return the batch and the metrics
+    `actor/reward_kl_penalty` and `..._coeff`.
+    """
+    mask = data.batch["response_mask"]
+    # A reward has no gradient, which is what a trailing `+` changes.
+    estimator = kl_penalty.removesuffix("+")
+    kld = kl_penalty_forward(data.batch["old_log_probs"], data.batch["ref_log_prob"], estimator) * mask
+    coefficient = kl_ctrl.value
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - coefficient * kld
+    real = mask.any(dim=1)
+    per_row = (kld.sum(dim=1) / mask.sum(dim=1).clamp(min=1))[real]
+    current = per_row.mean().item() if len(per_row) else masked_mean(kld, mask).item()
+    kl_ctrl.update(current_kl=current, n_steps=int(real.sum().item()))
+    return data, {"actor/reward_kl_penalty": current, "actor/reward_kl_penalty_coeff": coefficient}

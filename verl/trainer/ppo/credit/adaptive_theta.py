@@ -34,6 +34,7 @@ class AdaptiveTheta:
             return
         accuracy = metrics[ACCURACY]
         best = max(self._accuracies, default=0.0)
+        # A fall of exactly `theta_fall` counts, whatever its last bits.
         if accuracy < best and accuracy <= best * (1 - self._config.theta_fall) + 1e-9:
             self.value = max(0.0, self.value - self._config.theta_step)
             self._accuracies.clear()

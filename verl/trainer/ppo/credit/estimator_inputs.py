@@ -97,6 +97,7 @@ class EstimatorInputs:
         Candidates of one call have the same index. A row that never had a token has -1; a rejected
         row keeps its index.
         """
+        # The mask before rejection, so that a rejected row keeps its place.
         replies = "reply_mask" if "reply_mask" in set(self.data.batch.keys()) else "response_mask"
         rows = np.flatnonzero(real_rows(self.tensor(replies)).cpu().numpy())
         chain = group_index([self.column("traj_uid")[rows], self.column("agent_id")[rows]])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
-from verl.trainer.ppo.core_algos.kl import AdaptiveKLController, FixedKLController, get_kl_controller
-from verl.trainer.ppo.core_algos.rollout_correction import aggregate_policies, policies
-from verl.trainer.ppo.reward import apply_kl_penalty
+from verl.trainer.ppo.core_algos.per_policy import aggregate_policies, policies
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.core_algos.kl import AdaptiveKLController, FixedKLController
 
 COLUMNS = ("token_level_scores", "old_log_probs", "ref_log_prob", "response_mask")
 
@@ -43,6 +45,8 @@ class KLInReward:
             Metrics of `apply_kl_penalty`: means over policies, and those of each policy under
                 `wg/<policy>/`.
         """
+        from verl.trainer.ppo.core_algos.kl import apply_kl_penalty  # of use_kl_in_reward alone
+
         rewards = batch.batch["token_level_scores"].clone()
         per_policy = {}
         for policy, rows in policies(batch):
@@ -55,4 +59,6 @@ class KLInReward:
         return aggregate_policies(per_policy)
 
     def _controller(self, policy: str) -> FixedKLController | AdaptiveKLController:
+        from verl.trainer.ppo.core_algos.kl import get_kl_controller  # of use_kl_in_reward alone
+
         return self._controllers.setdefault(policy, get_kl_controller(self._config.kl_ctrl))

@@ -14,14 +14,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.core_algos.rollout_correction import (
-    apply_bypass_mode,
-    apply_m2po_mask,
-    compute_rollout_correction_and_add_to_batch,
-    mask_metrics,
-    sampler_gap_metrics,
-    staleness_metrics,
-)
+from verl.trainer.ppo.core_algos.per_policy import staleness_metrics
 from verl.trainer.ppo.credit.adaptive_theta import AdaptiveTheta
 from verl.trainer.ppo.credit.advantage import compute_advantage
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
@@ -83,15 +76,19 @@ class CreditAssigner:
         batch = self._log_probs(batch, timer, metrics, warmup=version < self.config.trainer.critic_warmup)
         with timer("adv"):
             replies = batch.batch["response_mask"]
-            if self.config.algorithm.rollout_correction.corrects_batch:
-                batch, corrected = compute_rollout_correction_and_add_to_batch(
-                    batch, self.config.algorithm.rollout_correction
+            correction = self.config.algorithm.rollout_correction
+            if correction.corrects_batch:
+                # of algorithm.rollout_correction alone
+                from verl.trainer.ppo.core_algos.rollout_correction import (
+                    apply_m2po_mask,
+                    compute_rollout_correction_and_add_to_batch,
                 )
+
+                batch, corrected = compute_rollout_correction_and_add_to_batch(batch, correction)
                 metrics |= corrected
                 batch.batch["reply_mask"] = replies
             self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch, version)
-            correction = self.config.algorithm.rollout_correction
             if correction.corrects_batch and correction.m2po_tau is not None:
                 metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
@@ -106,9 +103,15 @@ class CreditAssigner:
         if self.needs_old or warmup:
             with timer("old_log_prob"):
                 batch = batch.union(self.team.compute_log_prob(batch, self.plan.needs_sum_pi_squared))
+            # of a pass of old log-probs alone; without one the workers measure the gap
+            from verl.trainer.ppo.core_algos.rollout_correction import mask_metrics, sampler_gap_metrics
+
             metrics |= sampler_gap_metrics(batch, correction.rollout_is_threshold)
             metrics |= mask_metrics(batch) if self.config.gateway.structured == "mask" else {}
         if correction.bypass_mode:
+            # of bypass_mode=true alone
+            from verl.trainer.ppo.core_algos.rollout_correction import apply_bypass_mode
+
             apply_bypass_mode(batch, correction)
         if self.team.uses_reference:
             with timer("ref"):

@@ -62,7 +62,9 @@ def engine_arguments(
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
         "trust_remote_code": config.model.trust_remote_code,
+        # Prompts and replies are tokens; only a structure needs their texts.
         "skip_tokenizer_init": not rollout.structured_outputs,
+        # None of the model's own defaults of sampling: a request has all values.
         "generation_config": "vllm",
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_model_len,
@@ -142,6 +144,7 @@ def _cpu_cache(model_config: Any, dtype: torch.dtype, max_num_seqs: int, max_mod
 def splits_prompts(rollout: RolloutConfig, device: str) -> bool:
     """Return whether a prompt may be computed in several scheduler steps (chunked prefill)."""
     chunked = rollout.enable_chunked_prefill
+    # Not on a CPU, see `check_batching`.
     return device != "cpu" if chunked is None else chunked
 
 

@@ -207,11 +207,14 @@ class VLLMEngine:
         ticket = next(self._names)
         entry = self._open[ticket] = _Open(request.request_id, request.adapter)
         serving = self._thread.submit(self._generate(request, limit, ticket, entry))
+        # Also for a request that is cancelled before `_generate` begins, whose `finally` never
+        # runs.
         serving.add_done_callback(lambda _: self._open.pop(ticket, None))
         return await asyncio.wrap_future(serving)
 
     def abort(self, request_id: str) -> int:
         """End the request's unfinished replies with stop reason `abort` and return their number."""
+        # Copies: the engine's thread adds and removes entries meanwhile.
         replies = [
             name
             for entry in list(self._open.values())
@@ -253,6 +256,7 @@ class VLLMEngine:
     def resume(self) -> None:
         """Continue sampling after `pause`."""
         self._paused = False
+        # An update lets sampling go on itself when it ends.
         if not self._updating:
             self._control(self._llm.resume_generation())
 
@@ -261,6 +265,7 @@ class VLLMEngine:
 
         Raises `RolloutError` while replies are in flight.
         """
+        # A request that was given up leaves `_open` only when vLLM has ended it.
         self._control(self._settle())
         if self._open:
             raise RolloutError(
@@ -304,6 +309,7 @@ class VLLMEngine:
         names = self._weights.check(shapes_of(tensors))
         if not self._updating:
             self._wake_weights()
+            # Cached keys are those of the old weights.
             self._control(self._llm.pause_generation(mode="keep", clear_cache=True))
             self._change_weights("verl_start_update")
             self._updating = True
@@ -334,6 +340,7 @@ class VLLMEngine:
         async def call() -> list[Any]:
             try:
                 return list(await self._llm.collective_rpc(method, args=args))
+            # `_own_errors` reports it with the cause in the engine's log.
             except EngineDeadError:
                 raise
             except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
@@ -349,6 +356,7 @@ class VLLMEngine:
         """Yield the name of the transfer by which the processes of the model receive the tensors,
         and its handle.
         """
+        # These reach the processes of the model by themselves, without a copy here.
         if isinstance(tensors, ReceivedWeights) and tensors.transfer.direct:
             yield transfer_name(tensors.transfer), tensors.handle
             return
@@ -532,7 +540,9 @@ def sampling_params(sampling: SamplingParams, limit: int, seed: int) -> Any:
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,
         seed=seed,
+        # 0: of the sampled token alone.
         logprobs=0,
+        # Text is made on the rollout side, and the engine may have no tokenizer.
         detokenize=False,
         output_kind=own.RequestOutputKind.FINAL_ONLY,
         structured_outputs=own.StructuredOutputsParams(structural_tag=sampling.structure)

@@ -77,6 +77,7 @@ def engine_environment(
         needed["CUDA_VISIBLE_DEVICES"] = gpus
     if log is not None:
         needed |= {LOG: str(log), "VLLM_LOGGING_STREAM": f"ext://{__name__}.VLLM_STREAM"}
+    # A socket cannot have a longer path; vLLM's default folder is short.
     if scratch is not None and len(str(scratch)) + SOCKET_NAME <= LONGEST_SOCKET:
         needed["VLLM_RPC_BASE_PATH"] = str(scratch)
     if scratch is not None and device == "cpu":
@@ -107,8 +108,10 @@ class EngineLog:
             exit_code: of its process, negative for a signal; None while it has none.
             otherwise: the cause to return if the log has no error.
         """
+        # From now on an error names the file.
         self._kept = True
         error = self.last_error()
+        # A process that is killed does not log why.
         if exit_code is not None and exit_code < 0:
             error = f"killed by {signal.Signals(-exit_code).name}"
             if exit_code == -signal.SIGKILL:
@@ -121,6 +124,7 @@ class EngineLog:
     def last_error(self) -> str:
         """Return the last exception logged since this object was made, or an empty text."""
         with suppress(OSError), self.path.open("rb") as file:
+            # The file may hold the log of engines before this one.
             file.seek(max(self._begin, self.path.stat().st_size - LOG_TAIL_BYTES))
             error_lines = _ERROR.findall(file.read().decode(errors="replace"))
             return str(error_lines[-1]).strip() if error_lines else ""
@@ -164,6 +168,7 @@ def named_shared_memory(pids: Iterable[int]) -> list[Path]:
     """Return the files in /dev/shm that processes have mapped and that are not unlinked."""
     lines: list[str] = []
     for pid in pids:
+        # The process may have ended.
         with suppress(OSError):
             lines += Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sorted(

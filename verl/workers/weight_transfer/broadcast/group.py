@@ -75,6 +75,7 @@ class BroadcastGroup:
             threading.Thread(target=_hold, args=(self._group, work), daemon=True).start()
             raise
         work.wait()
+        # With NCCL `wait` only orders streams, and the caller reads the bytes at once.
         if self.backend == "nccl":
             torch.cuda.current_stream().synchronize()
 
@@ -92,6 +93,7 @@ def connect(
     cannot be interrupted.
     """
     future: Future[BroadcastGroup] = Future()
+    # The current device is one of a thread.
     device = torch.cuda.current_device() if group_spec["backend"] == "nccl" else None
 
     def make() -> None:

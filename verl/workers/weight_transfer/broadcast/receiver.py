@@ -103,6 +103,7 @@ class Receiver:
     def _poll(self) -> None:
         for link in ready([self.link], PAUSE_S):
             for message in link.read():
+                # Others are of an earlier update and come late.
                 if message.get("update") == self._update:
                     self._heard |= message
 

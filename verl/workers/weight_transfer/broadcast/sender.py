@@ -81,6 +81,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._address = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self._server = socket.create_server((self._address, 0))
+        # Bound to one address: torch's own server listens on every interface.
         with socket.create_server((self._address, 0)) as server:
             port = server.getsockname()[1]
             limit = timedelta(seconds=timeout_s)
@@ -129,6 +130,7 @@ class Sender:
     def release(self, handle: Mapping[str, Any]) -> None:
         """See `Collective.release`."""
         update = self._update
+        # A handle of an update that has ended.
         if update is None or handle["update"] != update.number:
             return
         update.open.discard(handle["bucket"])
@@ -138,6 +140,7 @@ class Sender:
             update.waiting.put(None)
 
     def _run(self, update: _Update, before: threading.Thread | None) -> None:
+        # Updates share the connections and the group, so one runs at a time.
         if before is not None:
             before.join()
         wait = partial(self._wait, update)
@@ -195,6 +198,7 @@ class Sender:
     def _give_up(self, update: _Update, error: Exception) -> None:
         """Tell all receivers why, those that come later too, until the update is released."""
         self._group = None
+        # A receiver that has died is often seen as lost only after the broadcast has failed.
         end = time.monotonic() + (0 if isinstance(error, WaitTimeoutError) else NOTICE_S)
         while not (update.released or update.lost()) and time.monotonic() < end:
             self._poll(update)
@@ -217,12 +221,14 @@ class Sender:
         statuses = [link.said for link in update.members]
         ids = sorted(one["id"] for one in statuses)
         gpus = [gpu(update.on_gpu), *(one["gpu"] for one in statuses)]
+        # NCCL takes no two ranks on one GPU.
         backend = "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
         old = self._group
         self._group = None
         if (
             old is None
             or (old.ids, old.backend) != (ids, backend)
+            # A receiver that was started again does not have the group.
             or any(one["held"] != old.generation for one in statuses)
         ):
             self._generation += 1

@@ -11,8 +11,8 @@ import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos.per_policy import aggregate_policies, staleness_metrics
 from verl.trainer.ppo.core_algos.rollout_correction import (
-    aggregate_policies,
     apply_bypass_mode,
     apply_m2po_mask,
     compute_m2po_mask,
@@ -20,7 +20,6 @@ from verl.trainer.ppo.core_algos.rollout_correction import (
     compute_rollout_correction_and_rejection_mask,
     mask_metrics,
     sampler_gap_metrics,
-    staleness_metrics,
 )
 
 # Log-ratios of four rows with two tokens each; the third row has one.

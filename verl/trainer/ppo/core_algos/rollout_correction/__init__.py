@@ -70,16 +70,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from verl.trainer.ppo.core_algos.rollout_correction.batch import (
-    aggregate_policies,
     apply_bypass_mode,
     apply_m2po_mask,
     compute_rollout_correction_and_add_to_batch,
     compute_rollout_correction_and_rejection_mask,
     mask_metrics,
-    merged_metrics,
-    policies,
     sampler_gap_metrics,
-    staleness_metrics,
 )
 from verl.trainer.ppo.core_algos.rollout_correction.divergence import (
     SamplerGap,
@@ -113,7 +109,6 @@ __all__ = [
     "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS",
     "Band",
     "SamplerGap",
-    "aggregate_policies",
     "apply_bypass_mode",
     "apply_m2po_mask",
     "compute_is_metrics",
@@ -126,13 +121,10 @@ __all__ = [
     "compute_rollout_rejection_mask",
     "compute_rs_metrics",
     "mask_metrics",
-    "merged_metrics",
     "parse_bounds",
     "parse_modes",
-    "policies",
     "sampler_gap",
     "sampler_gap_metrics",
-    "staleness_metrics",
 ]
 # Names of the correction itself; without it a run measures staleness and the gap to the sampler
 # alone.
