@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
 
@@ -99,8 +100,9 @@ class ClassRegistry(Generic[T]):
         ):
             if place in self._entries:
                 return self._entries[place]
-        built_in = built_in_workflows() if self._in_workflows and orchestra is None else ()
-        known_names = sorted({*self.names(orchestra=orchestra, env=env), *built_in})
+        if self._in_workflows and orchestra is None:
+            _import_all_workflows()
+        known_names = self.names(orchestra=orchestra, env=env)
         elsewhere = sorted({str(s) for s, _, n in self._entries if n == name and s is not None} - {orchestra})
         hint = (
             f" (it exists in the scope of orchestra {', '.join(elsewhere)})"
@@ -152,6 +154,16 @@ def import_workflow(name: str) -> bool:
         return False
     importlib.import_module(module)
     return True
+
+
+def _import_all_workflows() -> None:
+    """Register what the built-in workflows have, for a message; one whose packages are not installed
+    is left out.
+    """
+    package = importlib.import_module(_WORKFLOWS)
+    for module in pkgutil.iter_modules(package.__path__):
+        with suppress(ImportError):
+            import_workflow(module.name)
 
 
 def load_plugins(modules: Iterable[str] = ()) -> list[str]:

@@ -90,6 +90,10 @@ embedded() {
   if [ ! "$TINY" ]; then prepare+=(--data-only); fi
   EMBEDDED=$("${prepare[@]}" --find)
   if [ "$EMBEDDED" ]; then return; fi
+  if [ "${MODE[*]-}" ]; then
+    echo "error: eval finds no embedded model or data of SEED=$SEED DEMOS=${DEMOS:-default} COURSE=${COURSE:-default}; repeat the variables of the training, or train first" >&2
+    exit 1
+  fi
   if ((${#OVERRIDES[@]})); then python -m verl.trainer.plan.check_keys "${OVERRIDES[@]}"; fi
   EMBEDDED=$("${prepare[@]}")
 }

@@ -5,6 +5,7 @@ verl-mas train agent.orchestra_type=math ...
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
@@ -50,6 +51,9 @@ def main() -> None:
         sys.exit(0 if asked_for_help else 2)
     module, first, _ = COMMANDS[sys.argv[1]]
     sys.argv[1:] = [*first, *sys.argv[2:]]
+    # Modules of the current folder, such as agent.plugins, are found as with `python -m`.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

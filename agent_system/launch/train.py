@@ -85,9 +85,13 @@ def run(config: RunConfig) -> RayPPOTrainer:
         trainer.fit()
     # the table of validations, which nothing before it reads
     from verl.trainer.ppo.validation import rows_before_after
-    from verl.utils.console import print_before_after
+    from verl.utils.console import accuracy_table, before_after_table, print_table
 
-    print_before_after(rows_before_after(trainer.progress.before, trainer.progress.after))
+    progress = trainer.progress
+    rows = rows_before_after(progress.before, progress.after)
+    print_table(
+        accuracy_table(rows, progress.global_step) if config.trainer.val_only else before_after_table(rows)
+    )
     return trainer
 
 

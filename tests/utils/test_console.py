@@ -5,7 +5,14 @@ import io
 from rich.console import Console
 
 from verl.utils.accuracy import Estimate
-from verl.utils.console import StepDisplay, format_seconds, headline_values, print_before_after
+from verl.utils.console import (
+    StepDisplay,
+    accuracy_table,
+    before_after_table,
+    format_seconds,
+    headline_values,
+    print_table,
+)
 
 
 class Clock:
@@ -92,13 +99,32 @@ def test_seconds_read_as_a_clock() -> None:
 def test_table_shows_the_change_in_points_and_names_a_row_once() -> None:
     console = plain_console()
     before, after = Estimate(0.25, 0.2, 0.3, 50), Estimate(0.625, 0.5, 0.7, 50)
-    print_before_after(
-        [
-            {"name": "team", "metric": "avg@4", "before": before, "after": after},
-            {"name": "team", "metric": "pass@4", "before": None, "after": after},
-        ],
+    print_table(
+        before_after_table(
+            [
+                {"name": "team", "metric": "avg@4", "before": before, "after": after},
+                {"name": "team", "metric": "pass@4", "before": None, "after": after},
+            ]
+        ),
         console,
     )
     text = written(console)
     assert "25.0% [20.0, 30.0]" in text and "62.5% [50.0, 70.0]" in text and "+37.5" in text
     assert text.count("team") == 1
+
+
+def test_the_table_of_an_evaluation_names_the_step_alone() -> None:
+    console = plain_console()
+    estimate = Estimate(0.25, 0.2, 0.3, 50)
+    print_table(
+        accuracy_table([{"name": "team", "metric": "avg@4", "before": estimate, "after": None}], 3), console
+    )
+    text = written(console)
+    assert "step 3" in text and "25.0% [20.0, 30.0]" in text
+    assert "before" not in text and "after" not in text
+
+
+def test_a_table_without_rows_is_not_printed() -> None:
+    console = plain_console()
+    print_table(before_after_table([]), console)
+    assert not written(console)

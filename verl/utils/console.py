@@ -149,6 +149,26 @@ def format_estimate(estimate: Optional[Estimate]) -> str:
     return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
+def accuracy_table(
+    rows: Sequence[AccuracyRow], step: int, title: str = "Accuracy over tasks, 95 % confidence interval"
+) -> Table:
+    """Return the table of an evaluation: what stands under `before` in its rows is of one `step`."""
+    table = Table(title=title)
+    for heading in ("", "metric", f"step {step}", "tasks"):
+        table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
+    previous = None
+    for row in rows:
+        estimate = row["before"]
+        table.add_row(
+            row["name"] if row["name"] != previous else "",
+            row["metric"],
+            format_estimate(estimate),
+            str(estimate.num_tasks) if estimate else "-",
+        )
+        previous = row["name"]
+    return table
+
+
 def before_after_table(
     rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval"
 ) -> Table:
@@ -176,12 +196,11 @@ def before_after_table(
     return table
 
 
-def print_before_after(rows: Sequence[AccuracyRow], console: Optional[Console] = None) -> None:
-    """Print `before_after_table(rows)`, or nothing without rows; at least 120 columns wide in a
-    file or pipe, which have no width.
-    """
-    if rows:
-        console = console or Console()
-        if not console.is_terminal:
-            console.width = max(console.width, 120)
-        console.print(before_after_table(rows))
+def print_table(table: Table, console: Optional[Console] = None) -> None:
+    """Print a table with rows; at least 120 columns wide in a file or pipe, which have no width."""
+    if not table.rows:
+        return
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    console.print(table)

@@ -122,7 +122,7 @@ def read_file(path: str | Path) -> TeamSource:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise AgentSystemError(f"{name}: cannot be read: {reason}") from error
+        raise AgentSystemError(f"{name}: cannot be read: {reason} (looked in {Path.cwd()})") from error
     if len(content) > MAX_BYTES:
         raise AgentSystemError(f"{name}: larger than {MAX_BYTES // 1024} KiB, the limit of a team file")
     try:

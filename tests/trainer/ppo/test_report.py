@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
-from verl.trainer.ppo.report import drawn_groups
+from verl.trainer.ppo.report import drawn_groups, nothing_to_learn
 
 
 @dataclass
@@ -29,3 +29,24 @@ def test_groups_are_whole_and_in_their_order(limit: int, count: int) -> None:
 def test_the_draw_does_not_depend_on_which_group_is_complete_first() -> None:
     uids = [{episode.uid for episode in drawn_groups(order, 8)} for order in (EPISODES, EPISODES[::-1])]
     assert uids[0] == uids[1] != {"task-0", "task-1"}
+
+
+SILENT = {
+    "agent/writer/advantage_abs": 0.0,
+    "agent/walker/advantage_abs": 0.0,
+    "agent/walker/valid_rate": 0.0,
+    "agent/writer/valid_rate": 1.0,
+    "critic/rewards/mean": 0.25,
+}
+
+
+def test_a_step_without_any_advantage_says_whose_replies_are_invalid() -> None:
+    warning = nothing_to_learn(SILENT)
+    assert "mean 0.25; valid replies: writer 100%, walker 0%" in warning
+
+
+@pytest.mark.parametrize(
+    "metrics", [{}, {"critic/rewards/mean": 0.0}, SILENT | {"agent/walker/advantage_abs": 1e-9}]
+)
+def test_one_advantage_or_no_agent_is_no_warning(metrics: dict[str, float]) -> None:
+    assert not nothing_to_learn(metrics)

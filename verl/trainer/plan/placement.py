@@ -292,7 +292,8 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
     if not models:
         if not base.model.path and set(names) - set(api):
             raise PlacementError(
-                "no model: set actor_rollout_ref.model.path, or agent.model_ids with one model per agent"
+                f"no model: actor_rollout_ref.model.path is {base.model.path!r}; set it to a folder "
+                "or a hub id, or agent.model_ids with one model per agent"
             )
         models = [base.model.path] * len(names)
     if len(models) != len(names):
@@ -318,7 +319,8 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         models[i] = absolute_model_path(model)
         if looks_local and not (Path(models[i]) / "config.json").is_file():
             raise PlacementError(
-                f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected there)"
+                f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected "
+                f"there; looked in {Path.cwd()}{'; a * is not expanded' if '*' in model else ''})"
             )
     return models
 

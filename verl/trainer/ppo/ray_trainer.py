@@ -212,7 +212,8 @@ class RayPPOTrainer:
         # An evaluation adds files of its own to those of the run.
         if not self.config.trainer.val_only:
             set_earlier_files_aside(self.report.run_dir, resumed_step)
-        self.tracking.start(steps)
+        # An evaluation has no end that it approaches.
+        self.tracking.start(0 if self.config.trainer.val_only else steps)
         check.of_changed()
         self.team.engines.sync_weights(self.progress.global_step)
         check.of_sent()

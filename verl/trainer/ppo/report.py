@@ -4,6 +4,7 @@ worker groups.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
@@ -34,6 +35,8 @@ from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
 from verl.utils.tracking import Tracking
+
+logger = logging.getLogger(__name__)
 
 
 class RunReport:
@@ -67,6 +70,7 @@ class RunReport:
         self.tracking = tracking
         self.run_dir = run_dir
         self._gap_watch = GapWatch(team)
+        self._first_step = True
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics of a step, of the last completed one by default."""
@@ -136,6 +140,9 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
+        if self._first_step and (warning := nothing_to_learn(metrics)):
+            logger.warning("step %d: %s", self.progress.global_step, warning)
+        self._first_step = False
         # Last, because spans of a step that overlaps with others may be those of two updates of a
         # policy.
         metrics |= trained
@@ -145,6 +152,27 @@ class RunReport:
             "training/global_step": float(self.progress.global_step),
             "training/epoch": float(self.loader.epoch if self.loader else 0),
         }
+
+
+def nothing_to_learn(metrics: Mapping[str, float]) -> str:
+    """Return a warning if no row of a step has an advantage, so that no reward taught anything;
+    else an empty text.
+    """
+    end = "/advantage_abs"
+    agents = [name.removesuffix(end) for name in metrics if name.startswith("agent/") and name.endswith(end)]
+    if not agents or any(metrics[f"{agent}{end}"] > 0 for agent in agents):
+        return ""
+    valid_rates = ", ".join(
+        f"{agent.removeprefix('agent/')} {metrics[f'{agent}/valid_rate']:.0%}"
+        for agent in agents
+        if f"{agent}/valid_rate" in metrics
+    )
+    return (
+        "no reward has taught anything: every advantage is 0, since the rewards within each group are "
+        f"equal (mean {metrics.get('critic/rewards/mean', 0.0):.3g}; valid replies: {valid_rates or 'unknown'}). "
+        "Read the replies in trajectories/; the task may be too hard or too easy for this model, or "
+        "its replies not of the form that is asked for"
+    )
 
 
 def drawn_groups(episodes: Sequence[FinishedEpisode], limit: int) -> list[FinishedEpisode]:

@@ -127,6 +127,11 @@ class RLHFDataset(Dataset[Any]):
     def _checked(self, row: Row, where: str) -> Row:
         column = f"{where}: column {self.prompt_key!r} (data.prompt_key)"
         prompt = row.get(self.prompt_key)
+        if self.prompt_key not in row:
+            raise DatasetError(
+                f"{where}: no column {self.prompt_key!r}; columns: {', '.join(row)}; "
+                "data.prompt_key names the one with the prompts"
+            )
         if prompt is None:
             raise DatasetError(f"{column} is empty; {EXPECTED}; columns: {', '.join(row)}")
         messages = read_prompt(prompt, column)
