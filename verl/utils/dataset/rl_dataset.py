@@ -129,8 +129,8 @@ class RLHFDataset(Dataset[Any]):
         prompt = row.get(self.prompt_key)
         if self.prompt_key not in row:
             raise DatasetError(
-                f"{where}: no column {self.prompt_key!r}; columns: {', '.join(row)}; "
-                "data.prompt_key names the one with the prompts"
+                f"{where}: no column {self.prompt_key!r} (data.prompt_key); {EXPECTED}; columns: "
+                f"{', '.join(row)}"
             )
         if prompt is None:
             raise DatasetError(f"{column} is empty; {EXPECTED}; columns: {', '.join(row)}")
