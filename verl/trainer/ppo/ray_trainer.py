@@ -22,7 +22,6 @@ from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
 from verl.trainer.ppo.credit.advantage import compute_advantage, compute_response_mask
 from verl.trainer.ppo.critic import need_critic
-from verl.trainer.ppo.earlier_files import set_earlier_files_aside
 from verl.trainer.ppo.interrupt import Interrupted, StopRequest
 from verl.trainer.ppo.loop import TrainingLoop
 from verl.trainer.ppo.progress import Progress
@@ -211,6 +210,8 @@ class RayPPOTrainer:
         resumed_step = self._resume()
         # An evaluation adds files of its own to those of the run.
         if not self.config.trainer.val_only:
+            from verl.trainer.ppo.earlier_files import set_earlier_files_aside  # of training alone
+
             set_earlier_files_aside(self.report.run_dir, resumed_step)
         # An evaluation has no end that it approaches.
         self.tracking.start(0 if self.config.trainer.val_only else steps)
