@@ -32,6 +32,7 @@ OPTIONAL = {
     "agent_system.rollout.tree_call": "rollout.sampling=tree",
     "verl.compat": "verl's names",
     "verl.trainer.sft": "verl-mas sft",
+    "verl.trainer.ppo.asynchronous.check_keys": "a key of async_training",
     "verl.trainer.ppo.asynchronous.stream": "async_training.mode=fully_async",
     "verl.trainer.ppo.engine_check": "trainer.check_engines",
     "verl.trainer.ppo.collect.next_step": "async_training.mode=one_step_off",

@@ -17,7 +17,6 @@ from verl.trainer.config import RunConfig
 from verl.trainer.plan.derived_values import steps_of_run
 from verl.trainer.plan.registry import AdvantageEstimator
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.checkpointer import Checkpointer
 from verl.trainer.ppo.collect.protocol import EpisodeCollector
 from verl.trainer.ppo.collect.source import SampleSource, StepCollection
@@ -161,11 +160,10 @@ class RayPPOTrainer:
 
         learners = self.team.learners
         clients = self.team.engines.clients
-        adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
         return GroupStream(
             *arguments,
             self.progress.total_steps,
-            paces(settings, learners, adapters),
+            {policy: learner.pace for policy, learner in learners.items()},
             {policy: (clients[learner.wg_id], learner.adapter) for policy, learner in learners.items()},
         )
 
