@@ -54,8 +54,8 @@ def show(record: EpisodeRecord, console: Console) -> None:
     names = list(dict.fromkeys(s.agent_id for s in record.committed))
     for sample in (generation for joined in record.committed for generation in joined.generations):
         colour = COLOURS[names.index(sample.agent_id) % len(COLOURS)]
-        notes = [f"turn {sample.turn}"] if record.turns > 1 else []
-        notes += ["summary for its memory"] if sample.summary else []
+        notes = [f"turn {sample.identity.turn}"] if record.turns > 1 else []
+        notes += ["summary for its memory"] if sample.identity.summary else []
         notes += [] if sample.valid else ["not in the form that was asked for"]
         console.print(Panel(Text(_reply_text(sample)), title=Text(sample.agent_id), subtitle=Text(", ".join(notes)) if notes else None,
                             title_align="left", subtitle_align="right", border_style=colour))  # fmt: skip

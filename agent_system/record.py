@@ -20,6 +20,12 @@ PROGRAM_ERROR = (
     "program_error"  # in the info of an episode: the error that a program raised because of a reply
 )
 NUMBERS = (bool, int, float, np.number, np.bool_)
+# Fields of a sample's parts in trajectory files, in their order there.
+IDENTITY_IN_FILES = ("policy_id", "turn", "call", "candidate", "committed", "greedy")
+REWARDS_IN_FILES = (
+    "act_reward", "fork_reward", "candidate_reward", "local_reward", "local_given", "team_reward",
+    "step_reward", "mixed_reward", "invalid_penalty", "overlong_penalty", "reward",
+)  # fmt: skip
 
 
 def plain(value: Any) -> Any:
@@ -45,34 +51,108 @@ def finite(value: Any, name: str, where: str) -> float:
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One reply of one agent: a trainable row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleIdentity:
+    """Which reply of an episode a sample is.
 
     Attributes:
-        agent_id, policy_id, wg_id: the agent, the policy that the sample trains, and its worker
-            group.
+        policy_id, wg_id: the policy that the sample trains, and its worker group.
         turn: environment step, from 1.
         call: call inside the turn, from 0.
         candidate: index among the replies sampled for this call, from 0.
-        prompt_text: the prompt as given to the tokenizer.
-        prompt_ids: its token ids.
-        generation: the sampled tokens with their log-probs.
-        text: the reply as text, special tokens left out.
-        action, valid, fields: result of the projection.
-        dropped_context: entries of the team context or memory left out, or cut, so that the prompt
-            fits.
-        pad_token_id: padding token of the row in a batch.
-        seed: seed of the request.
-        max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter
-            one.
         anchor: the state that the call acted on: `Observation.info["anchor"]`, else the text of
             this agent's observation; for a later round of a `ToolAgent` with the tool calls and
             results before it, for a summary with that word.
+        prior_replies: the `order` of the next reply when this call's prompt was built: it may have
+            read replies of a lower one.
+        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a
+            call share it.
+        committed: the episode continued with this reply. False for the other candidates of a tree.
+        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax);
+            neither committed nor trained.
+        trained: it is a row of a training batch; False for agents that are frozen or behind an API.
+        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the
+            number of the last one in the turn, which `act` followed; else None.
+        summary: it is a summary that the agent wrote for its memory.
+    """
+
+    policy_id: str
+    wg_id: str
+    turn: int
+    call: int
+    candidate: int = 0
+    anchor: str = ""
+    prior_replies: int = 0
+    order: int = 0
+    committed: bool = True
+    greedy: bool = False
+    trained: bool = True
+    final_call: int | None = None
+    summary: bool = False
+
+    @property
+    def call_key(self) -> tuple[int, int]:
+        """Turn and number of the call."""
+        return self.turn, self.call
+
+    @property
+    def whole_call(self) -> tuple[int, int]:
+        """Turn and number of the call that the generation belongs to; the number is that of its
+        last generation.
+        """
+        return self.turn, self.call if self.final_call is None else self.final_call
+
+    @property
+    def ends_call(self) -> bool:
+        """Whether it is the last generation of its call."""
+        return self.final_call is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What the engine or server was asked for.
+
+    Attributes:
+        prompt_text: the prompt as given to the tokenizer.
+        prompt_ids: its token ids.
+        messages: chat messages of the prompt, for reward models; not in trajectory files.
+        dropped_context: entries of the team context or memory left out, or cut, so that the prompt
+            fits.
+        seed: seed of the request.
+        max_tokens: longest reply of the agent, in tokens, also where a program asked for a shorter
+            one.
+        masked: the tokens were sampled under a mask (`SamplingParams.structure`).
+        pad_token_id: padding token of the row in a batch.
+    """
+
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    messages: tuple[Message, ...] = ()
+    dropped_context: int = 0
+    seed: int = 0
+    max_tokens: int = 0
+    masked: bool = False
+    pad_token_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTerms:
+    """The rewards of a sample: those that arrived, and those that `assign_rewards` computes of
+    them.
+
+    Attributes:
         act_reward: `Outcome.team` of the `act` that followed this call; None when the environment
             has no `act`, and for a candidate that was not committed.
         local_reward: reward that the environment gave to this call alone; 0 where it gave none.
         local_given: the environment gave a local reward, possibly 0.
+        token_rewards: the part of `local_reward` that belongs to single tokens, one number per
+            token; empty if there is none.
+        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of
+            the environment, else None.
+        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this
+            candidate's own fork; 0 otherwise.
+        episode_local: tree sampling: local reward of the committed reply in the episode as played,
+            where `score` gives none.
         team_reward: the team reward credited to this call, by `reward.team_scope` or
             `reward.propagation`.
         step_reward: `alpha` * the team rewards that arrived between this call and the agent's next
@@ -81,79 +161,59 @@ class Sample:
         invalid_penalty: subtracted because the reply could not be parsed.
         overlong_penalty: subtracted because the reply came near the length limit.
         reward: `mixed_reward` shaped, less both penalties.
-        prior_replies: the `order` of the next reply when this call's prompt was built: it may have
-            read replies of a lower one.
-        order: index of this reply in the episode, by time of arrival, from 0; the candidates of a
-            call share it.
-        committed: the episode continued with this reply. False for the other candidates of a tree.
-        fork_reward: tree sampling: team reward of `act` and `score` on this candidate's own fork of
-            the environment, else None.
-        candidate_reward: tree sampling: `alpha * team + local` of `act` and `score` on this
-            candidate's own fork; 0 otherwise.
-        episode_local: tree sampling: local reward of the committed reply in the episode as played,
-            where `score` gives none.
-        greedy: a greedy reply to the call of a tree, tried on a fork for its reward alone (ReMax);
-            neither committed nor trained.
-        trained: it is a row of a training batch; False for agents that are frozen or behind an API.
-        reward_terms: named terms that reward functions reported for this call.
-        token_rewards: the part of `local_reward` that belongs to single tokens, one number per
-            token; empty if there is none.
-        tools: tool calls of the reply of a `ToolAgent`, else None.
-        messages: chat messages of the prompt, for reward models; not in trajectory files.
-        final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the
-            number of the last one in the turn, which `act` followed; else None.
-        summary: it is a summary that the agent wrote for its memory.
-        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without
-            rewards of their own; empty for one.
-        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
-            between them; empty: all are sampled.
-        masked: its tokens were sampled under a mask (`SamplingParams.structure`).
     """
 
-    agent_id: str
-    policy_id: str
-    wg_id: str
-    turn: int
-    call: int
-    candidate: int
-    prompt_text: str
-    prompt_ids: tuple[int, ...]
-    generation: Generation
-    text: str
-    action: str
-    valid: bool
-    fields: Mapping[str, Any]
-    dropped_context: int
-    pad_token_id: int
-    seed: int
-    max_tokens: int = 0
-    anchor: str = ""
     act_reward: float | None = None
     local_reward: float = 0.0
     local_given: bool = False
+    token_rewards: tuple[float, ...] = ()
+    fork_reward: float | None = None
+    candidate_reward: float = 0.0
+    episode_local: float = 0.0
     team_reward: float = 0.0
     step_reward: float = 0.0
     mixed_reward: float = 0.0
     invalid_penalty: float = 0.0
     overlong_penalty: float = 0.0
     reward: float = 0.0
-    prior_replies: int = 0
-    order: int = 0
-    committed: bool = True
-    fork_reward: float | None = None
-    candidate_reward: float = 0.0
-    episode_local: float = 0.0
-    greedy: bool = False
-    trained: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reply of one agent: a trainable row.
+
+    Its own fields are the reply as a reward function reads it (`docs/rewards.md`), and what a
+    `ToolAgent` adds.
+
+    Attributes:
+        agent_id: the agent.
+        text: the reply as text, special tokens left out.
+        action, valid, fields: result of the projection.
+        reward_terms: named terms that reward functions reported for this call.
+        identity: which reply of the episode it is, and of which policy.
+        request: the prompt and how a reply to it was sampled.
+        generation: the sampled tokens with their log-probs.
+        rewards: its rewards.
+        tools: tool calls of the reply of a `ToolAgent`, else None.
+        rounds: the generations that are joined in this sample (`tool_samples=sequence`), without
+            rewards of their own; empty for one.
+        response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
+            between them; empty: all are sampled.
+    """
+
+    agent_id: str
+    text: str
+    action: str
+    valid: bool
+    fields: Mapping[str, Any]
+    identity: SampleIdentity
+    request: SampleRequest
+    generation: Generation
+    rewards: RewardTerms = RewardTerms()
     reward_terms: Mapping[str, float] = field(default_factory=dict)
-    token_rewards: tuple[float, ...] = ()
     tools: ToolUse | None = None
-    final_call: int | None = None
-    summary: bool = False
-    messages: tuple[Message, ...] = ()
     rounds: tuple[Sample, ...] = ()
     response_mask: tuple[int, ...] = ()
-    masked: bool = False
 
     @property
     def generations(self) -> tuple[Sample, ...]:
@@ -162,12 +222,13 @@ class Sample:
         """
         return self.rounds or (self,)
 
-    @property
-    def whole_call(self) -> tuple[int, int]:
-        """Turn and number of the call that the generation belongs to; the number is that of its
-        last generation.
-        """
-        return self.turn, self.call if self.final_call is None else self.final_call
+    def with_identity(self, **changes: Any) -> Sample:
+        """Return the sample with other values in `identity`."""
+        return replace(self, identity=replace(self.identity, **changes))
+
+    def with_rewards(self, **changes: Any) -> Sample:
+        """Return the sample with other values in `rewards`."""
+        return replace(self, rewards=replace(self.rewards, **changes))
 
     @property
     def mean_version(self) -> float:
@@ -180,7 +241,7 @@ class Sample:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt; behind an API the server's count, 0 when it gives none."""
-        return int(getattr(self.generation, "prompt_tokens", len(self.prompt_ids)))
+        return int(getattr(self.generation, "prompt_tokens", len(self.request.prompt_ids)))
 
     @property
     def response_tokens(self) -> int:
@@ -192,41 +253,26 @@ class Sample:
         """Return the entry of this call in a trajectory file."""
         return {
             "agent_id": self.agent_id,
-            "policy_id": self.policy_id,
-            "turn": self.turn,
-            "call": self.call,
-            "candidate": self.candidate,
-            "committed": self.committed,
-            "greedy": self.greedy,
-            "prompt": self.prompt_text,
+            **{name: getattr(self.identity, name) for name in IDENTITY_IN_FILES},
+            "prompt": self.request.prompt_text,
             "reply": self.text,
             "action": self.action,
             "valid": self.valid,
             "fields": plain(self.fields),
-            "act_reward": self.act_reward,
-            "fork_reward": self.fork_reward,
-            "candidate_reward": self.candidate_reward,
-            "local_reward": self.local_reward,
-            "local_given": self.local_given,
-            "team_reward": self.team_reward,
-            "step_reward": self.step_reward,
-            "mixed_reward": self.mixed_reward,
-            "invalid_penalty": self.invalid_penalty,
-            "overlong_penalty": self.overlong_penalty,
-            "reward": self.reward,
+            **{name: getattr(self.rewards, name) for name in REWARDS_IN_FILES},
             "prompt_tokens": self.prompt_tokens,
             "response_tokens": self.response_tokens,
-            "trained": self.trained,
+            "trained": self.identity.trained,
             "stop_reason": self.generation.stop_reason,
-            "dropped_context": self.dropped_context,
+            "dropped_context": self.request.dropped_context,
             "version": self.generation.version,
-            "seed": self.seed,
-            "anchor": self.anchor,
+            "seed": self.request.seed,
+            "anchor": self.identity.anchor,
             **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
-            **({"token_rewards": list(self.token_rewards)} if self.token_rewards else {}),
+            **({"token_rewards": list(tokens)} if (tokens := self.rewards.token_rewards) else {}),
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
-            **({"summary": True} if self.summary else {}),
-            **({"masked": True} if self.masked else {}),
+            **({"summary": True} if self.identity.summary else {}),
+            **({"masked": True} if self.request.masked else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 
@@ -248,7 +294,7 @@ class Sample:
         return {name: entry[name] for name in names}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRecord:
     """One finished or failed episode.
 
@@ -293,19 +339,21 @@ class EpisodeRecord:
     @property
     def committed(self) -> tuple[Sample, ...]:
         """The committed samples of the episode, one per call."""
-        return tuple(s for s in self.samples if s.committed)
+        return tuple(s for s in self.samples if s.identity.committed)
 
     @property
     def branched(self) -> bool:
         """Whether it is an episode of tree sampling."""
-        return any(s.fork_reward is not None for s in self.samples)
+        return any(s.rewards.fork_reward is not None for s in self.samples)
 
     def term(self, sample: Sample, name: str) -> float | None:
         """Return a named term of a reward: that of the sample, of its final call, or of the
         episode; None if none of these has it.
         """
         final = [
-            s.reward_terms for s in self.committed if (s.turn, s.call) == (sample.turn, sample.final_call)
+            s.reward_terms
+            for s in self.committed
+            if s.identity.call_key == (sample.identity.turn, sample.identity.final_call)
         ]
         return next(
             (terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None
@@ -313,7 +361,9 @@ class EpisodeRecord:
 
     def with_team_reward(self, team: float) -> EpisodeRecord:
         """Return the episode with another team reward, which arrives at its end."""
-        samples = tuple(s if s.act_reward is None else replace(s, act_reward=0.0) for s in self.samples)
+        samples = tuple(
+            s if s.rewards.act_reward is None else s.with_rewards(act_reward=0.0) for s in self.samples
+        )
         return replace(
             self,
             team_reward=team,
@@ -323,11 +373,13 @@ class EpisodeRecord:
 
     def as_played(self) -> EpisodeRecord:
         """Return the committed replies of a tree as an episode of parallel sampling."""
-        samples = [
-            s if s.fork_reward is None else replace(s, fork_reward=None, local_reward=s.episode_local)
+        samples = tuple(
+            s
+            if s.rewards.fork_reward is None
+            else s.with_rewards(fork_reward=None, local_reward=s.rewards.episode_local)
             for s in self.committed
-        ]
-        return replace(self, samples=tuple(samples))
+        )
+        return replace(self, samples=samples)
 
     @property
     def failed(self) -> bool:

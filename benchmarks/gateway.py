@@ -207,7 +207,7 @@ async def gateway(length: int, seed: int, args: argparse.Namespace, tokenizer: A
     )
     over.set()
     result = await played
-    prompts = [len(sample.prompt_ids) for episode in result.episodes for sample in episode.samples]
+    prompts = [len(sample.request.prompt_ids) for episode in result.episodes for sample in episode.samples]
     continued = sum(count for name, count in result.metrics.items() if name.startswith("gateway/rewritten"))
     assert continued == 0, result.metrics
     return found | {"prompt_tokens": statistics.median(prompts)}

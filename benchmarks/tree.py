@@ -114,7 +114,7 @@ class Prompts:
         committed = [sample for episode in result.episodes for sample in episode.committed]
         assert not any(episode.failed for episode in result.episodes)
         assert result.batch is not None and len(result.batch) == k * len(committed)
-        lengths = [len(sample.prompt_ids) for sample in committed]
+        lengths = [len(sample.request.prompt_ids) for sample in committed]
         return engine.stats()["prompt_tokens_computed"] / len(committed), statistics.mean(lengths)
 
     def _collector(self, engine: HFEngine, k: int) -> Collector:

@@ -54,7 +54,7 @@ From the program of an episode over the body of a request to a `Sample` with its
         v
     ../rollout/collector.py Collector, when the episodes of a collection have ended:
     reward/assign.py ->
-                            Sample.reward, batch.py -> the batch
+                            Sample.rewards, batch.py -> the batch
 """
 
 from agent_system.gateway.access import ServedSession

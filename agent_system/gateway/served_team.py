@@ -150,17 +150,17 @@ class ServedTeam:
         observation = Observation("")
         calls = [
             Call(
-                self._spec,
-                agent_id,
-                runtime,
-                1,
-                number,
-                0,
-                observation,
-                built.prompt,
-                0,
-                seed,
-                runtime.agent,
+                spec=self._spec,
+                agent_id=agent_id,
+                runtime=runtime,
+                turn=1,
+                number=number,
+                place=0,
+                seen=observation,
+                prompt=built.prompt,
+                prior_replies=0,
+                seed=seed,
+                before=runtime.agent,
                 own_sampling=sampling,
             )
             for number in numbers

@@ -33,7 +33,6 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
     load_group_tokenizer,
-    max_model_len,
     resolve_defaults,
     run_dir_of,
     steps_of_run,
@@ -254,15 +253,13 @@ def check_run(config: RunConfig) -> CheckedRun:
 
     model_checks.check_forms(plan)
     device = resolve_device(config.trainer.device)
-    longest = partial(max_model_len, config.data, plan)
-    check_exactness(config.critic, plan, device, longest)
-    model_checks.check_vllm(plan, device, longest)
+    check_exactness(config.critic, plan, device)
+    model_checks.check_vllm(plan, device)
     trained_in = run_dir_of(config.trainer)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
     if checkpoint is not None:
         critics = None if config.trainer.val_only else critic_signature(config.critic, plan)
-        algorithm = None if config.trainer.val_only else config.algorithm
-        bases = fingerprints(groups_with_fixed_models(plan, algorithm))
+        bases = fingerprints(groups_with_fixed_models(plan, plan.references))
         state = read_state(checkpoint, plan, critics, bases)
         if "template_time" in state:  # before the first prompt is rendered
             TEMPLATE_TIME.restore(str(state["template_time"]))
@@ -273,10 +270,10 @@ def check_run(config: RunConfig) -> CheckedRun:
     model_checks.check_reward_model(config.reward)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)
-    model_checks.warn_of_positions(plan, longest)
+    model_checks.warn_of_positions(plan)
     sizes = model_checks.adapter_sizes(plan)
     model_checks.check_critic(config.critic, plan, tokenizers)
-    plan_memory(config, plan, device, longest)
+    plan_memory(config, plan, device)
     collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
     tokenizer = next(iter(tokenizers.values()), None)
     train, val = build_datasets(

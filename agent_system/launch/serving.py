@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from agent_system.conversation import Conversation
 from agent_system.environment import BaseEnv
@@ -20,7 +19,7 @@ from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
-from verl.trainer.plan.derived_values import load_group_tokenizer, max_model_len, resolve_defaults
+from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import build_controller, resolve_device
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
@@ -68,7 +67,7 @@ def loaded_team(
     resolve_defaults(config)
     check_team(config)
     check_untrained(config.agent, config.trainer, config.actor_rollout_ref, plan)
-    check_vllm(served_plan, resolved, partial(max_model_len, config.data, plan))
+    check_vllm(served_plan, resolved)
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     env = EnvRegistry.get(config.env.env_name)
     check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)), env)

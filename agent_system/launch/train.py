@@ -30,7 +30,6 @@ from verl.trainer.plan.command_line import (
     save_config,
 )
 from verl.trainer.plan.derived_values import table_row
-from verl.trainer.plan.devices import describe_devices
 from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
@@ -62,8 +61,8 @@ def run(config: RunConfig) -> RayPPOTrainer:
         )
     for line in plan.describe():
         logger.info(line)
-    for wg_id, devices in describe_devices(config.trainer, config.rollout, plan).items():
-        logger.info("worker group %s -> %s", wg_id, devices)
+    for group in plan.groups:
+        logger.info("worker group %s -> %s", group.wg_id, group.describe_devices())
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:
         started.enter_context(kills_are_told())

@@ -51,7 +51,9 @@ def assign_rewards(
         return list(records), {}
     samples = [s for r in finished_records for s in r.samples]
     chains = _chains(finished_records, samples, settings.team_scope)
-    positions = _positions(finished_records)
+    turn = np.array([s.identity.turn for s in samples])
+    turns = np.array([r.turns for r in finished_records])[chains.episode]
+    positions = CallPositions(turn, turns, chains.hop, chains.hops)
     credited = propagate(chains, settings.propagation)
     mixed = mix(credited.team, credited.local, settings.alpha)
     coefficients = [(invalid_action_penalty or {}).get(s.agent_id, 0.0) for s in samples]
@@ -60,7 +62,7 @@ def assign_rewards(
     )
     too_long = overlong(
         np.array([max(len(g.generation.token_ids) for g in s.generations) for s in samples]),
-        np.array([s.max_tokens for s in samples]),
+        np.array([s.request.max_tokens for s in samples]),
         settings.overlong_buffer,
     )
     reward = SHAPING_FUNCTIONS[settings.shaping](mixed, positions, settings) - invalid - too_long
@@ -71,16 +73,18 @@ def assign_rewards(
         - invalid
         - too_long
     )
-    columns = zip(
-        credited.team.tolist(),
-        step.tolist(),
-        mixed.tolist(),
-        invalid.tolist(),
-        too_long.tolist(),
-        reward.tolist(),
-        strict=True,
+    terms = {
+        "team_reward": credited.team,
+        "step_reward": step,
+        "mixed_reward": mixed,
+        "invalid_penalty": invalid,
+        "overlong_penalty": too_long,
+        "reward": reward,
+    }
+    rows = zip(*(values.tolist() for values in terms.values()), strict=True)
+    rewarded = iter(
+        [s.with_rewards(**dict(zip(terms, row, strict=True))) for s, row in zip(samples, rows, strict=True)]
     )
-    rewarded = iter([_with_rewards(s, *terms) for s, terms in zip(samples, columns, strict=True)])
     records_by_id = {
         id(r): replace(r, samples=tuple(next(rewarded) for _ in r.samples)) for r in finished_records
     }
@@ -98,44 +102,21 @@ def _with_continuations(
 
 def _joined(alone: EpisodeRecord, episode: EpisodeRecord) -> EpisodeRecord:
     committed = iter(episode.samples)
-    return replace(
-        alone,
-        samples=tuple(
-            replace(next(committed), fork_reward=s.fork_reward) if s.committed else s for s in alone.samples
-        ),
+    samples = tuple(
+        next(committed).with_rewards(fork_reward=s.rewards.fork_reward) if s.identity.committed else s
+        for s in alone.samples
     )
-
-
-def _with_rewards(
-    sample: Sample, team: float, step: float, mixed: float, invalid: float, too_long: float, reward: float
-) -> Sample:
-    return replace(
-        sample,
-        team_reward=team,
-        step_reward=step,
-        mixed_reward=mixed,
-        invalid_penalty=invalid,
-        overlong_penalty=too_long,
-        reward=reward,
-    )
+    return replace(alone, samples=samples)
 
 
 def _chains(records: Sequence[EpisodeRecord], samples: Sequence[Sample], scope: str) -> CallChains:
     hop, hops = _hops(records)
     team = np.array([value for r in records for value in team_rewards(r, scope)], dtype=np.float64)
-    local = np.array([s.local_reward for s in samples], dtype=np.float64)
-    has_local = np.array([s.local_given for s in samples], dtype=bool)
-    final = np.array([s.final_call is None for s in samples], dtype=bool)
+    local = np.array([s.rewards.local_reward for s in samples], dtype=np.float64)
+    has_local = np.array([s.rewards.local_given for s in samples], dtype=bool)
+    final = np.array([s.identity.ends_call for s in samples], dtype=bool)
     episode = np.repeat(np.arange(len(records)), [len(r.samples) for r in records])
     return CallChains(episode, hop, hops, final, team, local, has_local, [s.agent_id for s in samples])
-
-
-def _positions(records: Sequence[EpisodeRecord]) -> CallPositions:
-    hop, hops = _hops(records)
-    turn = np.array([s.turn for r in records for s in r.samples])
-    return CallPositions(
-        turn, np.repeat([r.turns for r in records], [len(r.samples) for r in records]), hop, hops
-    )
 
 
 def _hops(records: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
@@ -149,6 +130,6 @@ def _hops(records: Sequence[EpisodeRecord]) -> tuple[np.ndarray, np.ndarray]:
     for record in records:
         numbers: dict[tuple[int, int], int] = {}
         for s in record.samples:
-            hops.append(numbers.setdefault(s.whole_call, len(numbers) + 1))
+            hops.append(numbers.setdefault(s.identity.whole_call, len(numbers) + 1))
         totals += [len(numbers)] * len(record.samples)
     return np.array(hops), np.array(totals)

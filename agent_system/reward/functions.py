@@ -59,7 +59,7 @@ class NaiveRewardManager(RewardManager):
         task = episode.task
         assert task is not None, "the collector sets the task"
         added = {
-            "num_turns": 2 * episode.samples[-1].turn,
+            "num_turns": 2 * episode.samples[-1].identity.turn,
             "rollout_reward_scores": {},
             "experiment_name": self.experiment_name,
         }
@@ -73,7 +73,7 @@ class NaiveRewardManager(RewardManager):
 
     def solution(self, episode: EpisodeRecord) -> str:
         """Return `solution_str`."""
-        replies = [s.generations[-1] for s in reversed(episode.samples) if s.final_call is None]
+        replies = [s.generations[-1] for s in reversed(episode.samples) if s.identity.ends_call]
         if not episode.answer:
             return replies[0].text
         return next((s.text for s in replies if str(s.action) == episode.answer), episode.answer)

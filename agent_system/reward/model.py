@@ -126,12 +126,12 @@ class ReplyScorer:
         have the score of the last one.
         """
         assert record.task is not None, "the collector sets the task"
-        scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.final_call is None]
+        scored = [i for i, s in enumerate(record.samples) if self.takes(s.agent_id) and s.identity.ends_call]
         score_coroutines = [self._of_sample(record.samples[i], record.task) for i in scored]
         scores = dict(zip(scored, await _all(score_coroutines), strict=True))
-        last = {(record.samples[i].turn, record.samples[i].call): score for i, score in scores.items()}
-        rounds = {i: (s.turn, s.final_call) for i, s in enumerate(record.samples) if s.final_call is not None}
-        return scores | {i: last[place] for i, place in rounds.items() if place in last}
+        last = {record.samples[i].identity.call_key: score for i, score in scores.items()}
+        rounds = {i: s.identity.whole_call for i, s in enumerate(record.samples) if not s.identity.ends_call}
+        return scores | {i: last[call] for i, call in rounds.items() if call in last}
 
     async def of_episode(self, record: EpisodeRecord) -> float:
         """Return the score of an episode's answer to its task, or of its last reply if it ended
@@ -166,8 +166,9 @@ class ReplyScorer:
         if not self.settings.weight:
             return record
         samples = [
-            replace(
-                s, local_reward=self.combined(s.local_reward, scores[i], i in by_function), local_given=True
+            s.with_rewards(
+                local_reward=self.combined(s.rewards.local_reward, scores[i], i in by_function),
+                local_given=True,
             )
             if i in scores
             else s
@@ -222,7 +223,9 @@ class ReplyScorer:
         recorded_score = sample.reward_terms.get(TERM)  # a committed candidate of a tree
         last = sample.generations[-1]
         return (
-            await self.of_reply(last.messages, last.text, task) if recorded_score is None else recorded_score
+            await self.of_reply(last.request.messages, last.text, task)
+            if recorded_score is None
+            else recorded_score
         )
 
     async def _score(self, conversation: ScoredConversation) -> float:
@@ -279,7 +282,7 @@ def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> Epis
     """
     samples = [
         replace(s, reward_terms={**s.reward_terms, TERM: scores[i]})
-        if i in scores and s.final_call is None
+        if i in scores and s.identity.ends_call
         else s
         for i, s in enumerate(record.samples)
     ]

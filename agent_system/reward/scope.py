@@ -1,7 +1,7 @@
 """Assignment of an episode's team rewards to its calls.
 
 An environment gives team rewards at two points: `act` right after a call, `step` at the end of a
-turn. Both are recorded where they arrived (`Sample.act_reward`, `EpisodeRecord.turn_rewards`);
+turn. Both are recorded where they arrived (`RewardTerms.act_reward`, `EpisodeRecord.turn_rewards`);
 everything here is derived from these.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from agent_system.record import EpisodeRecord, Sample
+from agent_system.record import EpisodeRecord
 
 
 def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
@@ -27,28 +27,32 @@ def team_rewards(record: EpisodeRecord, scope: str) -> list[float]:
     included, gets the rewards of `act` and `score` on its own fork, so that the candidates of a call are
     compared by the same measure. A `step` reward belongs to the episode and to no candidate.
     """
-    if any(s.fork_reward is not None for s in record.samples):
-        return [s.fork_reward or 0.0 for s in record.samples]
+    if record.branched:
+        return [s.rewards.fork_reward or 0.0 for s in record.samples]
     if scope == "episode":
         return [record.team_reward] * len(record.samples)
     if scope == "turn":
         acts = [0.0] * len(record.turn_rewards)
         for s in record.samples:
-            acts[s.turn - 1] += s.act_reward or 0.0
-        return [acts[s.turn - 1] + record.turn_rewards[s.turn - 1] for s in record.samples]
+            acts[s.identity.turn - 1] += s.rewards.act_reward or 0.0
+        return [acts[s.identity.turn - 1] + record.turn_rewards[s.identity.turn - 1] for s in record.samples]
     # by turn, in the order of first generations
-    last = dict(list(dict.fromkeys(s.whole_call for s in record.samples)))
+    last = dict(list(dict.fromkeys(s.identity.whole_call for s in record.samples)))
     call_rewards = {
-        (s.turn, s.call): _call_reward(s, record.turn_rewards[s.turn - 1], last[s.turn] == s.call)
+        s.identity.call_key: _call_reward(
+            s.rewards.act_reward,
+            record.turn_rewards[s.identity.turn - 1],
+            last[s.identity.turn] == s.identity.call,
+        )
         for s in record.samples
     }
-    return [call_rewards[s.whole_call] for s in record.samples]
+    return [call_rewards[s.identity.whole_call] for s in record.samples]
 
 
-def _call_reward(sample: Sample, step: float, ended_turn: bool) -> float:
-    if sample.act_reward is None:
+def _call_reward(act: float | None, step: float, ended_turn: bool) -> float:
+    if act is None:
         return step
-    return sample.act_reward + step if ended_turn else sample.act_reward
+    return act + step if ended_turn else act
 
 
 def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
@@ -63,14 +67,20 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
     none after its first call is lost. A candidate of a tree has no next call of its own: it gets
     `alpha` times the team reward of its fork.
     """
-    if any(s.fork_reward is not None for s in record.samples):
-        return [alpha * (s.fork_reward or 0.0) + s.local_reward for s in record.samples]
+    if record.branched:
+        return [alpha * (s.rewards.fork_reward or 0.0) + s.rewards.local_reward for s in record.samples]
     samples = record.samples
+    identities = [s.identity for s in samples]
     arrived = [0.0] * len(samples)
     call_order = sorted(
-        range(len(samples)), key=lambda i: (samples[i].turn, samples[i].prior_replies, samples[i].call)
+        range(len(samples)),
+        key=lambda i: (identities[i].turn, identities[i].prior_replies, identities[i].call),
     )
-    acts = [(s.turn, s.order, s.act_reward, i) for i, s in enumerate(samples) if s.act_reward]
+    acts = [
+        (s.identity.turn, s.identity.order, s.rewards.act_reward, i)
+        for i, s in enumerate(samples)
+        if s.rewards.act_reward
+    ]
     steps = [
         (turn, math.inf, reward, None) for turn, reward in enumerate(record.turn_rewards, start=1) if reward
     ]
@@ -78,8 +88,8 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
     next_call = 0
     for turn, moment, amount, call in sorted([*acts, *steps], key=lambda event: event[:2]):
         while next_call < len(call_order) and (
-            samples[call_order[next_call]].turn,
-            samples[call_order[next_call]].prior_replies,
+            identities[call_order[next_call]].turn,
+            identities[call_order[next_call]].prior_replies,
         ) <= (turn, moment):
             latest[samples[call_order[next_call]].agent_id] = call_order[next_call]
             next_call += 1
@@ -88,5 +98,5 @@ def step_rewards(record: EpisodeRecord, alpha: float) -> list[float]:
         for index in (latest | acting_call).values():
             arrived[index] += amount
     # the last generation of a call has it
-    local = [s.local_reward if s.final_call is None else 0.0 for s in samples]
+    local = [s.rewards.local_reward if s.identity.ends_call else 0.0 for s in samples]
     return [alpha * team + local_reward for team, local_reward in zip(arrived, local, strict=True)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_system.errors import AgentSystemError
-from agent_system.record import EpisodeRecord, Sample, finite
+from agent_system.record import EpisodeRecord, RewardTerms, Sample, finite
 from agent_system.reward.functions import build_manager, checked, load_function
 from agent_system.reward.manager import Reward, number
 from agent_system.reward.tokens import Prefix, token_rewards
@@ -130,7 +130,7 @@ class EpisodeScorer:
                 )
                 calls: dict[int, list[Reward]] = {i: [] for i in range(len(record.samples))}
                 for i, sample in enumerate(record.samples):
-                    for function in self._functions[sample.agent_id] if sample.final_call is None else ():
+                    for function in self._functions[sample.agent_id] if sample.identity.ends_call else ():
                         waiting_for = _name(function)
                         calls[i].append(_of_call(await self._run(function, record, sample), _name(function)))
         except TimeoutError as error:
@@ -221,20 +221,21 @@ def _of_generations(
     for place, value in reward.local.items():
         for i in _calls_of(samples, place):
             paid[i].append(Reward(number(value, f"the reward manager, for {place!r},")))
-    last = {(s.turn, s.call): i for i, s in enumerate(samples) if s.final_call is None}
+    last = {s.identity.call_key: i for i, s in enumerate(samples) if s.identity.ends_call}
     generation_rewards = []
-    sums = dict[tuple[int, bool], Sample]()
+    sums = dict[tuple[int, bool], RewardTerms]()
     for i, sample in enumerate(samples):
-        final = i if sample.final_call is None else last.get(sample.whole_call, i)
+        final = i if sample.identity.ends_call else last.get(sample.identity.whole_call, i)
         if final == i:
             generation_rewards.append([*calls[i], *paid[i]])
             continue
         which = final, bool(paid[i])
         if which not in sums:
-            last_one = replace(samples[final], local_given=False)
             sums[which] = _with_local(
-                last_one, calls[final] if paid[i] else [*calls[final], *paid[final]], prefix
-            )
+                replace(samples[final], rewards=RewardTerms()),
+                calls[final] if paid[i] else [*calls[final], *paid[final]],
+                prefix,
+            ).rewards
         generation_rewards.append(
             [*([Reward(sums[which].local_reward)] if sums[which].local_given else []), *paid[i]]
         )
@@ -244,7 +245,7 @@ def _of_generations(
 def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
     """Return the indices of the calls that a key of `Reward.local` names."""
     if isinstance(place, str):
-        call_indices = [i for i, s in enumerate(samples) if s.agent_id == place and s.final_call is None]
+        call_indices = [i for i, s in enumerate(samples) if s.agent_id == place and s.identity.ends_call]
         if not call_indices:
             raise AgentSystemError(
                 f"a local reward names {place!r}, which made no call; agents: "
@@ -259,7 +260,7 @@ def _calls_of(samples: Sequence[Sample], place: int | str) -> Iterable[int]:
 
 
 def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None) -> Sample:
-    where = f"the reward of {sample.agent_id} in turn {sample.turn}"
+    where = f"the reward of {sample.agent_id} in turn {sample.identity.turn}"
     terms: dict[str, float] = {}
     for reward in rewards:
         for name, value in _terms(reward.terms, where).items():
@@ -276,11 +277,16 @@ def _with_local(sample: Sample, rewards: Sequence[Reward], prefix: Prefix | None
         else:
             by_token.append(token_rewards(list(value), sample, prefix, where))
             local_rewards.append(math.fsum(by_token[-1]))
+    changes: dict[str, Any] = {}
     if local_rewards:
-        sample = replace(sample, local_reward=sum(local_rewards), local_given=True)
+        changes |= {"local_reward": sum(local_rewards), "local_given": True}
     if by_token and sample.generation.token_ids:
-        sample = replace(sample, token_rewards=tuple(map(sum, zip(*by_token, strict=True))))
-    return replace(sample, reward_terms={**sample.reward_terms, **terms}) if terms else sample
+        changes["token_rewards"] = tuple(map(sum, zip(*by_token, strict=True)))
+    return replace(
+        sample,
+        rewards=replace(sample.rewards, **changes),
+        reward_terms={**sample.reward_terms, **terms},
+    )
 
 
 def _with_committed(tree: EpisodeRecord, committed_episode: EpisodeRecord) -> EpisodeRecord:
@@ -290,16 +296,15 @@ def _with_committed(tree: EpisodeRecord, committed_episode: EpisodeRecord) -> Ep
     committed = {id(s): p for s, p in zip(tree.committed, committed_episode.samples, strict=True)}
     return replace(
         committed_episode,
-        samples=tuple(_with_played(s, committed[id(s)]) if s.committed else s for s in tree.samples),
+        samples=tuple(_with_played(s, committed[id(s)]) if s.identity.committed else s for s in tree.samples),
     )
 
 
 def _with_played(sample: Sample, committed_sample: Sample) -> Sample:
-    return replace(
-        sample,
-        episode_local=committed_sample.local_reward,
-        local_given=committed_sample.local_given,
-        act_reward=committed_sample.act_reward,
-        reward_terms=committed_sample.reward_terms,
-        token_rewards=committed_sample.token_rewards,
+    rewards = replace(
+        committed_sample.rewards,
+        local_reward=sample.rewards.local_reward,
+        fork_reward=sample.rewards.fork_reward,
+        episode_local=committed_sample.rewards.local_reward,
     )
+    return replace(sample, rewards=rewards, reward_terms=committed_sample.reward_terms)

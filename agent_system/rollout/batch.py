@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from agent_system.record import EpisodeRecord
+from agent_system.record import EpisodeRecord, Sample
 from verl.protocol import DataProto
+
+# Fields that are columns of the batch under their own names: of the episode, and of each sample.
+EPISODE_COLUMNS = ("uid", "traj_uid", "task_id", "data_source")
+SAMPLE_COLUMNS = {
+    path.rpartition(".")[2]: path
+    for path in (
+        "agent_id", "identity.policy_id", "identity.wg_id", "identity.turn", "identity.call",
+        "identity.candidate", "identity.committed", "rewards.team_reward", "rewards.local_reward",
+        "rewards.step_reward", "rewards.mixed_reward", "rewards.invalid_penalty",
+        "rewards.overlong_penalty", "rewards.reward", "valid", "identity.anchor",
+        "rewards.candidate_reward", "request.masked",
+    )
+}  # fmt: skip
 
 
 def build_batch(
@@ -39,12 +53,12 @@ def build_batch(
     reward of the greedy reply to the row's call; of a call without one, the mean reward of its
     candidates.
     """
-    rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.trained]
+    rows = [(e, s) for e in episodes if not e.failed for s in e.samples if s.identity.trained]
     if not rows:
         return None
     samples = [s for _, s in rows]
-    pad = np.fromiter((s.pad_token_id for s in samples), np.int64, len(samples))[:, None]
-    prompts, prompt_mask = _pack((s.prompt_ids for s in samples), np.int64, pad, left=True)
+    pad = np.fromiter((s.request.pad_token_id for s in samples), np.int64, len(samples))[:, None]
+    prompts, prompt_mask = _pack((s.request.prompt_ids for s in samples), np.int64, pad, left=True)
     responses, response_attention = _pack(
         (s.generation.token_ids for s in samples), np.int64, pad, left=False
     )
@@ -66,7 +80,7 @@ def build_batch(
         "rollout_log_probs": log_probs,
     }
     if token_rewards:
-        token_reward_rows = (s.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
+        token_reward_rows = (s.rewards.token_rewards or (0.0,) * len(s.generation.token_ids) for s in samples)
         tensors["token_rewards"], _ = _pack(token_reward_rows, np.float64, np.zeros_like(pad), left=False)
     if critic_prompts is not None:
         tensors["critic_prompts"], critic_mask = _pack(critic_prompts, np.int64, pad, left=True)
@@ -74,9 +88,9 @@ def build_batch(
     columns = _columns(rows)
     named = dict.fromkeys(name for names in (reward_terms or {}).values() for name in names)
     columns = {name: _term(rows, name, reward_terms or {}) for name in named} | columns
-    shaped = [s.reward + s.invalid_penalty + s.overlong_penalty for s in samples]
+    shaped = [s.rewards.reward + s.rewards.invalid_penalty + s.rewards.overlong_penalty for s in samples]
     columns["repeated_reward"] = np.array(
-        [0.0 if s.final_call is None else r for s, r in zip(samples, shaped, strict=True)]
+        [0.0 if s.identity.ends_call else r for s, r in zip(samples, shaped, strict=True)]
     )
     spans = [[g.generation.version - g.generation.oldest_version for g in s.generations] for s in samples]
     columns["replies"] = np.array([len(version_spans) for version_spans in spans])
@@ -84,7 +98,7 @@ def build_batch(
     columns["partial_span"] = np.array([max(version_spans) for version_spans in spans])
     if greedy_baselines:
         by_episode = {e.traj_uid: _baselines(e) for e in episodes}
-        columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.turn, s.call] for e, s in rows])
+        columns["reward_baselines"] = _objects([by_episode[e.traj_uid][s.identity.call_key] for e, s in rows])
     return DataProto.from_dict(
         tensors={k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=columns
     )
@@ -107,26 +121,19 @@ def _pack(
     return packed, mask
 
 
-def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
-    episode_fields = ("uid", "traj_uid", "task_id", "data_source")
-    sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward",
-        "local_reward", "step_reward",
-        "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
-        "candidate_reward", "masked",
-    )  # fmt: skip
-    columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
-    columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}
+def _columns(rows: Sequence[tuple[EpisodeRecord, Sample]]) -> dict[str, np.ndarray]:
+    columns: dict[str, list[Any]] = {name: [getattr(e, name) for e, _ in rows] for name in EPISODE_COLUMNS}
+    columns |= {name: [attrgetter(path)(s) for _, s in rows] for name, path in SAMPLE_COLUMNS.items()}
     columns["mean_version"] = [s.mean_version for _, s in rows]
     for name in ("version", "oldest_version"):
         columns[name] = [getattr(s.generation, name) for _, s in rows]
     columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
-    columns["prompt_clipped"] = [s.dropped_context > 0 for _, s in rows]
+    columns["prompt_clipped"] = [s.request.dropped_context > 0 for _, s in rows]
     return {name: _objects(values) for name, values in columns.items()}
 
 
 def _term(
-    rows: Sequence[tuple[EpisodeRecord, Any]], name: str, agent_terms: Mapping[str, Collection[str]]
+    rows: Sequence[tuple[EpisodeRecord, Sample]], name: str, agent_terms: Mapping[str, Collection[str]]
 ) -> np.ndarray:
     term_values = [e.term(s, name) if name in agent_terms.get(s.agent_id, ()) else None for e, s in rows]
     return np.array([math.nan if value is None else value for value in term_values], dtype=np.float64)
@@ -135,7 +142,9 @@ def _term(
 def _baselines(episode: EpisodeRecord) -> dict[tuple[int, int], float]:
     calls: dict[tuple[int, int], dict[bool, list[float]]] = {}
     for sample in episode.samples:
-        calls.setdefault((sample.turn, sample.call), {}).setdefault(sample.greedy, []).append(sample.reward)
+        calls.setdefault(sample.identity.call_key, {}).setdefault(sample.identity.greedy, []).append(
+            sample.rewards.reward
+        )
     return {call: float(np.mean(rewards.get(True) or rewards[False])) for call, rewards in calls.items()}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import Observation, Task
 from agent_system.projection import Projection, strip_thinking
-from agent_system.record import Sample
+from agent_system.record import Sample, SampleIdentity, SampleRequest
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.clock import EpisodeClock
 from agent_system.rollout.prompt import Prompt, PromptBuilder
@@ -120,7 +120,7 @@ class Reply:
         return self.projection.text or strip_thinking(self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A call of an agent.
 
@@ -184,29 +184,33 @@ class Call:
         binding = self.runtime.binding
         projection = reply.projection
         return Sample(
-            self.agent_id,
-            binding.policy_id,
-            binding.wg_id,
-            self.turn,
-            self.number,
-            candidate,
-            self.prompt.text,
-            self.prompt.ids,
-            reply.generation,
-            reply.text,
-            projection.action,
-            projection.valid,
-            projection.fields,
-            self.prompt.dropped,
-            binding.pad_token_id,
-            self.seed,
-            self.spec.sampling_of(binding).max_tokens,
-            "\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
-            prior_replies=self.prior_replies,
-            order=order,
-            trained=binding.trained,
-            messages=self.prompt.messages,
-            masked=bool(self.sampling.structure),
+            agent_id=self.agent_id,
+            text=reply.text,
+            action=projection.action,
+            valid=projection.valid,
+            fields=projection.fields,
+            identity=SampleIdentity(
+                policy_id=binding.policy_id,
+                wg_id=binding.wg_id,
+                turn=self.turn,
+                call=self.number,
+                candidate=candidate,
+                anchor="\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
+                prior_replies=self.prior_replies,
+                order=order,
+                trained=binding.trained,
+            ),
+            request=SampleRequest(
+                prompt_text=self.prompt.text,
+                prompt_ids=self.prompt.ids,
+                messages=self.prompt.messages,
+                dropped_context=self.prompt.dropped,
+                seed=self.seed,
+                max_tokens=self.spec.sampling_of(binding).max_tokens,
+                masked=bool(self.sampling.structure),
+                pad_token_id=binding.pad_token_id,
+            ),
+            generation=reply.generation,
             tools=tools,
         )
 

@@ -479,7 +479,9 @@ class Collector:
     def _check_terms(self, record: EpisodeRecord) -> None:
         """Raise AgentSystemError for a trained call without a term from which its agent learns."""
         learning = [
-            s for s in record.samples if s.trained and (s.committed or self.settings.tree_returns == "step")
+            s
+            for s in record.samples
+            if s.identity.trained and (s.identity.committed or self.settings.tree_returns == "step")
         ]
         for sample in learning:
             for name in self.settings.reward_terms.get(sample.agent_id, ()):
@@ -488,7 +490,7 @@ class Collector:
                     raise AgentSystemError(
                         f"algorithm.gdpo_reward_keys names {name!r}, which is no field of a "
                         f"sample, and no reward function gave {sample.agent_id} a term of that "
-                        f"name in turn {sample.turn}; terms that came: {', '.join(came) or 'none'}"
+                        f"name in turn {sample.identity.turn}; terms that came: {', '.join(came) or 'none'}"
                     )
 
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:

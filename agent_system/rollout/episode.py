@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from agent_system.env_caller import EnvHandle
@@ -249,7 +248,7 @@ class Episode:
         call.
         """
         self.samples.append(sample)
-        self.ledger.rounds[(call.turn, sample.call)] = call.number
+        self.ledger.rounds[sample.identity.call_key] = call.number
 
     def finish_call(self, call: Call, reply: Reply, turn: Turn) -> None:
         """Go on with a reply: its agent as it is after it, and the entry that the other agents
@@ -294,12 +293,14 @@ class Episode:
         ledger = self.ledger
         task = self.spec.task
         ordered_samples = sorted(
-            (replace(s, order=ledger.order_of(s)) for s in self.samples),
-            key=lambda s: (s.turn, s.call, s.candidate),
+            (s.with_identity(order=ledger.order_of(s)) for s in self.samples),
+            key=lambda s: (*s.identity.call_key, s.identity.candidate),
         )
-        samples = [ledger.credit(s) for s in ordered_samples if s.order != NEVER]
+        samples = [ledger.credit(s) for s in ordered_samples if s.identity.order != NEVER]
         unheard = tuple(
-            replace(s, committed=False, trained=False) for s in ordered_samples if s.order == NEVER
+            s.with_identity(committed=False, trained=False)
+            for s in ordered_samples
+            if s.identity.order == NEVER
         )
         if self.settings.tool_sequences:
             from agent_system.rollout.sequences import join_generations  # of this key alone

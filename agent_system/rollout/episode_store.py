@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_system.environment import Task
-from agent_system.record import EpisodeRecord, Sample, plain
+from agent_system.record import EpisodeRecord, RewardTerms, Sample, SampleIdentity, SampleRequest, plain
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
@@ -23,6 +23,8 @@ from verl.protocol.generate import Generation
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.safetensors"
 CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, RemoteGeneration, Task, ToolUse)}
+# Parts of a sample, whose fields stand beside the sample's own in the file.
+PARTS = {"identity": SampleIdentity, "request": SampleRequest, "rewards": RewardTerms}
 # Fields that hold records themselves; the content of all others is data, whatever it looks like.
 RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds")
 # Long fields, stored together as tensors; JSON has their lengths.
@@ -55,20 +57,26 @@ def load_episodes(folder: Path) -> list[EpisodeRecord]:
 
 def _encoded(record: Any, long: Mapping[str, list[Sequence[float]]]) -> dict[str, Any]:
     encoded_record: dict[str, Any] = {"class": type(record).__name__}
-    for record_field in fields(record):
-        content = getattr(record, record_field.name)
-        if record_field.name in TENSORS:
-            long[record_field.name].append(content)
-            encoded_record[record_field.name] = len(content)
-        elif record_field.name in RECORDS and content is not None:
-            encoded_record[record_field.name] = (
+    for name, content in _contents(record):
+        if name in TENSORS:
+            long[name].append(content)
+            encoded_record[name] = len(content)
+        elif name in RECORDS and content is not None:
+            encoded_record[name] = (
                 [_encoded(c, long) for c in content]
                 if isinstance(content, tuple)
                 else _encoded(content, long)
             )
         else:
-            encoded_record[record_field.name] = plain(content)
+            encoded_record[name] = plain(content)
     return encoded_record
+
+
+def _contents(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and content of every field, of those of the parts of a sample too."""
+    for name in (f.name for f in fields(record)):
+        content = getattr(record, name)
+        yield from _contents(content) if name in PARTS else [(name, content)]
 
 
 def _decoded(encoded_record: dict[str, Any], long: Mapping[str, Iterator[float]]) -> Any:
@@ -86,4 +94,7 @@ def _decoded(encoded_record: dict[str, Any], long: Mapping[str, Iterator[float]]
                 if isinstance(item, list)
                 else item
             )
-    return CLASSES[content.pop("class")](**content)
+    cls = CLASSES[content.pop("class")]
+    for name, part in PARTS.items() if cls is Sample else ():
+        content[name] = part(**{f.name: content.pop(f.name) for f in fields(part) if f.name in content})
+    return cls(**content)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from agent_system.environment import Outcome
@@ -61,7 +60,7 @@ class Ledger:
         """Return `turns`, to which the rewards of `act` belong that followed replies that nobody
         heard.
         """
-        unheard_rewards = [(s.turn, self.acts.get((s.turn, s.call), 0.0)) for s in unheard]
+        unheard_rewards = [(s.identity.turn, self.acts.get(s.identity.call_key, 0.0)) for s in unheard]
         return tuple(
             reward + sum(act for of, act in unheard_rewards if of == turn)
             for turn, reward in enumerate(self.turns, start=1)
@@ -75,8 +74,8 @@ class Ledger:
 
     def order_of(self, sample: Sample) -> int:
         """Return the place of a sample in the order of replies: NEVER if nobody heard it."""
-        place = (sample.turn, sample.call)
-        return NEVER if place in self.unheard else self.delivered.get(place, sample.order)
+        key = sample.identity.call_key
+        return NEVER if key in self.unheard else self.delivered.get(key, sample.identity.order)
 
     def credit(self, sample: Sample) -> Sample:
         """Return the sample with the rewards of its call. A candidate of a tree keeps the local
@@ -85,19 +84,19 @@ class Ledger:
         An earlier generation of a call has the local reward of the last one, but not its
         `act_reward`, which would count twice.
         """
-        if not sample.committed:
+        identity = sample.identity
+        if not identity.committed:
             return sample
-        place = (sample.turn, sample.call)
-        if (final := self.rounds.get(place)) is not None:
-            last = (sample.turn, final)
-            return _with_local(
-                replace(sample, final_call=final, local_given=last in self._local), self.local(*last)
-            )
-        act = self.acts.get(place)
-        has_local = place in self._local
-        if act is None and not has_local:  # the usual case; avoids copying the sample
+        final = self.rounds.get(identity.call_key)
+        last = (identity.turn, identity.call if final is None else final)
+        act = self.acts.get(last) if final is None else None
+        has_local = last in self._local
+        if final is None and act is None and not has_local:  # the usual case; avoids copying the sample
             return sample
-        return _with_local(replace(sample, act_reward=act, local_given=has_local), self.local(*place))
+        # in a tree it keeps the local reward of its fork beside that of the episode
+        name = "local_reward" if sample.rewards.fork_reward is None else "episode_local"
+        rewards = {"act_reward": act, "local_given": has_local, name: self.local(*last)}
+        return sample.with_identity(final_call=final).with_rewards(**rewards)
 
     def open_turn(self, callers: Mapping[int, str]) -> None:
         """Start a turn; `callers` maps its calls to their agents and is filled as they are made."""
@@ -173,14 +172,3 @@ class Ledger:
     ) -> None:
         rewards = self._local.setdefault(place, {})
         rewards[source] = rewards.get(source, 0.0) + finite(value, f"local{whose}", where)
-
-
-def _with_local(sample: Sample, local: float) -> Sample:
-    """Return the sample with a local reward of the episode; in a tree it keeps that of its fork
-    beside it.
-    """
-    return (
-        replace(sample, local_reward=local)
-        if sample.fork_reward is None
-        else replace(sample, episode_local=local)
-    )

@@ -60,12 +60,12 @@ def collect_metrics(
     by_agent: dict[str, list[Sample]] = defaultdict(list)
     for episode in finished_episodes:
         for sample in episode.samples:
-            if not sample.greedy:
+            if not sample.identity.greedy:
                 by_agent[sample.agent_id].append(sample)
     for agent_id in agent_ids:
         prefix = f"agent/{slug(agent_id)}"
         samples = by_agent[agent_id]
-        metrics[f"{prefix}/calls"] = float(sum(s.committed for s in samples))
+        metrics[f"{prefix}/calls"] = float(sum(s.identity.committed for s in samples))
         if samples:
             metrics |= {
                 f"{prefix}/{k}": v for k, v in _agent_metrics(samples, len(finished_episodes)).items()
@@ -78,14 +78,14 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
     prompt = np.array([s.prompt_tokens for s in samples])
     retries = [s.generation.retries for s in samples if isinstance(s.generation, RemoteGeneration)]
     invalid = sum(not s.valid for s in samples)
-    reward = np.array([s.reward for s in samples])
+    reward = np.array([s.rewards.reward for s in samples])
     return {
-        "calls_per_episode": sum(s.committed for s in samples) / episodes,
+        "calls_per_episode": sum(s.identity.committed for s in samples) / episodes,
         "valid_rate": 1.0 - invalid / len(samples),
         "unparsable": float(invalid),
         "truncated_replies": _mean([s.generation.stop_reason == "length" for s in samples]),
-        "truncated_prompts": _mean([s.dropped_context > 0 for s in samples]),
-        "dropped_context": float(sum(s.dropped_context for s in samples)),
+        "truncated_prompts": _mean([s.request.dropped_context > 0 for s in samples]),
+        "dropped_context": float(sum(s.request.dropped_context for s in samples)),
         **({"endpoint_retries": float(sum(retries))} if retries else {}),
         "response_length/mean": float(response.mean()),
         "response_length/max": float(response.max()),
@@ -93,8 +93,8 @@ def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]
         "prompt_length/max": float(prompt.max()),
         "reward/mean": float(reward.mean()),
         "reward/std": float(reward.std()),
-        **{f"{term}/mean": _mean([getattr(s, term) for s in samples]) for term in REWARD_TERMS},
-        "local_reward/std": float(np.std([s.local_reward for s in samples])),
+        **{f"{term}/mean": _mean([getattr(s.rewards, term) for s in samples]) for term in REWARD_TERMS},
+        "local_reward/std": float(np.std([s.rewards.local_reward for s in samples])),
         **_tool_metrics(samples, episodes),
     }
 
@@ -113,7 +113,7 @@ def _tool_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
     return {
         "tools/calls_per_episode": sum(use.calls for use in uses) / episodes,
         "tools/rounds/mean": sum(len(s.generations) for s in samples if s.tools is not None)
-        / sum(s.final_call is None for s in samples),
+        / sum(s.identity.ends_call for s in samples),
         **{f"tools/{name}": total for name, total in totals.items()},
     }
 

@@ -38,17 +38,20 @@ def join_generations(
     others = []
     for sample in samples:
         if sample.agent_id in agents and sample.tools is not None:
-            calls[sample.whole_call].append(sample)
+            calls[sample.identity.whole_call].append(sample)
         else:
             others.append(sample)
     final = dict[tuple[int, int | None], int]()
     joined = []
     for (turn, last), generations in calls.items():
         parts = [_joined(part, text_of) for part in _parts(generations)]
-        final[turn, last] = parts[-1].call
-        joined += [*(replace(part, final_call=parts[-1].call) for part in parts[:-1]), parts[-1]]
-    summaries = [replace(s, final_call=final.get((s.turn, s.final_call), s.final_call)) for s in others]
-    return sorted([*summaries, *joined], key=lambda s: (s.turn, s.call, s.candidate))
+        final[turn, last] = parts[-1].identity.call
+        joined += [*(part.with_identity(final_call=final[turn, last]) for part in parts[:-1]), parts[-1]]
+    summaries = [
+        s.with_identity(final_call=final.get((s.identity.turn, s.identity.final_call), s.identity.final_call))
+        for s in others
+    ]
+    return sorted([*summaries, *joined], key=lambda s: (*s.identity.call_key, s.identity.candidate))
 
 
 def _parts(generations: Sequence[Sample]) -> list[list[Sample]]:
@@ -57,8 +60,8 @@ def _parts(generations: Sequence[Sample]) -> list[list[Sample]]:
     """
     parts = [[generations[0]]]
     for before, after in pairwise(generations):
-        so_far = before.prompt_ids + before.generation.token_ids
-        if after.prompt_ids[: len(so_far)] == so_far:
+        so_far = before.request.prompt_ids + before.generation.token_ids
+        if after.request.prompt_ids[: len(so_far)] == so_far:
             parts[-1].append(after)
         else:
             parts.append([after])
@@ -70,7 +73,7 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
     last = rounds[-1]
     if first is last:
         return first
-    tokens = last.prompt_ids[len(first.prompt_ids) :] + last.generation.token_ids
+    tokens = last.request.prompt_ids[len(first.request.prompt_ids) :] + last.generation.token_ids
     mask = list[int]()
     log_probs = list[float]()
     spans = list[tuple[int, int]]()
@@ -79,7 +82,7 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
         message = (
             0
             if following is None
-            else len(following.prompt_ids) - len(sample.prompt_ids) - len(reply.token_ids)
+            else len(following.request.prompt_ids) - len(sample.request.prompt_ids) - len(reply.token_ids)
         )
         mask += [1] * len(reply.token_ids) + [0] * message
         log_probs += (*reply.log_probs, *(0.0,) * message)
@@ -96,16 +99,16 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
     )
     return replace(
         last,
-        call=first.call,
-        prompt_text=first.prompt_text,
-        prompt_ids=first.prompt_ids,
-        generation=whole,
         text=text_of(first.agent_id, whole),
         valid=all(s.valid for s in rounds),
-        seed=first.seed,
-        prior_replies=first.prior_replies,
-        messages=first.messages,
-        anchor=first.anchor,
+        identity=replace(
+            last.identity,
+            call=first.identity.call,
+            anchor=first.identity.anchor,
+            prior_replies=first.identity.prior_replies,
+        ),
+        request=replace(first.request, dropped_context=last.request.dropped_context),
+        generation=whole,
         tools=_total([s.tools for s in rounds if s.tools is not None]),
         rounds=tuple(rounds),
         response_mask=tuple(mask),

@@ -64,4 +64,4 @@ def summary_sample(call: Call, order: int) -> Sample | None:
     sample = summary_call.sample(reply, order)
     memory = call.before.memory
     assert isinstance(memory, SummaryMemory)
-    return replace(sample, summary=True, trained=sample.trained and memory.trained)
+    return sample.with_identity(summary=True, trained=sample.identity.trained and memory.trained)

@@ -24,9 +24,9 @@ def candidates_of(episodes: Sequence[EpisodeRecord]) -> dict[Key, list[Sample]]:
     """
     calls: dict[Key, list[Sample]] = defaultdict(list)
     for episode in episodes:
-        for sample in episode.samples:
-            if sample.fork_reward is not None and not (sample.greedy or sample.summary or episode.failed):
-                calls[(episode.traj_uid, sample.turn, sample.call)].append(sample)
+        for sample in () if episode.failed else episode.samples:
+            if not (sample.rewards.fork_reward is None or sample.identity.greedy or sample.identity.summary):
+                calls[(episode.traj_uid, *sample.identity.call_key)].append(sample)
     return calls
 
 
@@ -34,7 +34,7 @@ def tied(candidates: Sequence[Sample]) -> bool:
     """Return whether all candidates of a call have equal rewards before shaping and penalties; True
     for a single one.
     """
-    return len({sample.candidate_reward for sample in candidates}) == 1
+    return len({sample.rewards.candidate_reward for sample in candidates}) == 1
 
 
 class TiedCandidateMonitor:
@@ -73,7 +73,7 @@ class TiedCandidateMonitor:
             agent_id = candidates[0].agent_id
             if (
                 agent_id not in complete
-                and candidates[0].trained
+                and candidates[0].identity.trained
                 and len({sample.action for sample in candidates}) > 1
             ):
                 self._seen[agent_id].append(tied(candidates))

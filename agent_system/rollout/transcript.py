@@ -30,18 +30,20 @@ def joint_prompts(
     texts = [f"{s.agent_id}: {s.text}\n\n" for e in finished_episodes for s in e.samples]
     encoded = {
         wg: encode_all(tokenizers[wg], texts)
-        for wg in dict.fromkeys(s.wg_id for e in finished_episodes for s in e.samples if s.trained)
+        for wg in dict.fromkeys(
+            s.identity.wg_id for e in finished_episodes for s in e.samples if s.identity.trained
+        )
     }
     prompts = []
     first = 0
     for episode in finished_episodes:
-        for sample in (s for s in episode.samples if s.trained):
+        for sample in (s for s in episode.samples if s.identity.trained):
             blocks = [
-                encoded[sample.wg_id][first + i]
+                encoded[sample.identity.wg_id][first + i]
                 for i, other in enumerate(episode.samples)
-                if other.committed and other.order < sample.prior_replies
+                if other.identity.committed and other.identity.order < sample.identity.prior_replies
             ]
-            prompts.append(_end(blocks, limit - len(sample.prompt_ids)) + sample.prompt_ids)
+            prompts.append(_end(blocks, limit - len(sample.request.prompt_ids)) + sample.request.prompt_ids)
         first += len(episode.samples)
     return prompts
 

@@ -331,10 +331,14 @@ class TreeCalls:
         order = episode.reply_count
         greedy = candidate_set.greedy
         for c in (*candidate_set.candidates, *([] if greedy is None else [greedy])):
-            rewarded = self._rewarded(call.sample(c.reply, order, c.number), c)
-            sample = replace(rewarded, committed=c is winner, reward_terms=c.terms)
-            # the greedy reply is what the others are compared with, and not trained
-            episode.samples.append(replace(sample, greedy=True, trained=False) if c is greedy else sample)
+            sample = self._rewarded(call.sample(c.reply, order, c.number), c)
+            sample = sample.with_identity(
+                committed=c is winner,
+                greedy=c is greedy,
+                # the greedy reply is what the others are compared with, and not trained
+                trained=sample.identity.trained and c is not greedy,
+            )
+            episode.samples.append(replace(sample, reward_terms=c.terms))
         if (summary := summary_sample(call, order)) is not None:
             episode.keep_summary(call, self._rewarded(summary, winner))
         episode.reply_count += 1
@@ -342,8 +346,8 @@ class TreeCalls:
 
     def _rewarded(self, sample: Sample, candidate: Candidate) -> Sample:
         mixed_reward = mix(candidate.team, candidate.local, self._episode.settings.reward.alpha)
-        return replace(
-            sample, fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=mixed_reward
+        return sample.with_rewards(
+            fork_reward=candidate.team, local_reward=candidate.local, candidate_reward=mixed_reward
         )
 
 

@@ -168,7 +168,7 @@ def test_a_workflow_of_a_users_own_package_runs_without_an_edit_here(user_packag
     )
     result = asyncio.run(collector.collect([Task("t", "well?")], 1, step=1))
     assert result.batch.non_tensor_batch["reward"].tolist() == [1.0]
-    assert "Ask: well? in {braces}, quickly" in result.episodes[0].samples[0].prompt_text
+    assert "Ask: well? in {braces}, quickly" in result.episodes[0].samples[0].request.prompt_text
     assert AgentRegistry.get("Verifier Agent", orchestra="math") is not AgentRegistry.get(
         "Verifier Agent", orchestra=user_package
     )

@@ -185,15 +185,15 @@ def without_copies(run_dir: Path, step: int) -> Path:
 def largest_gap(models: Sequence[Any], sample: Sample) -> float:
     """Between the log-probs of a reply and those of a plain model of the version of each token."""
     ids, first, gaps = (
-        torch.tensor([[*sample.prompt_ids, *sample.generation.token_ids]]),
-        len(sample.prompt_ids),
+        torch.tensor([[*sample.request.prompt_ids, *sample.generation.token_ids]]),
+        len(sample.request.prompt_ids),
         [0.0],
     )
     given = torch.tensor(sample.generation.log_probs)
     for version, count in sample.generation.spans:
         with torch.no_grad():
             scores = models[version](ids).logits[0, first - 1 : first - 1 + count].log_softmax(dim=-1)
-        begin = first - len(sample.prompt_ids)
+        begin = first - len(sample.request.prompt_ids)
         expected = scores.gather(1, ids[0, first : first + count, None])[:, 0]
         gaps.append(float((expected - given[begin : begin + count]).abs().max()))
         first += count

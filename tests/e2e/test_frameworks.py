@@ -187,7 +187,11 @@ def check_validated(run_dir: Path, samples: Sequence[Sample]) -> None:
         line, *_ = (run_dir / "trajectories" / f"val_{step:06}.jsonl").read_text().splitlines()
         return [(call["agent_id"], call["prompt"], call["reply"]) for call in json.loads(line)["calls"]]
 
-    assert [(sample.agent_id, sample.prompt_text, sample.text) for sample in samples] == said(2) != said(0)
+    assert (
+        [(sample.agent_id, sample.request.prompt_text, sample.text) for sample in samples]
+        == said(2)
+        != said(0)
+    )
 
 
 def check_both_learn(run_dir: Path) -> None:
@@ -399,7 +403,7 @@ def test_a_trained_team_is_served_by_another_engine(
     samples = check_served(tmp_path / "run", load_team(team["agent.team"]), engine)
     for sample in samples:
         (folder,) = (tmp_path / "run" / "checkpoints" / "global_step_2" / "actor").glob(
-            f"{sample.policy_id}/huggingface"
+            f"{sample.identity.policy_id}/huggingface"
         )
         gaps = [largest_gap([load_exported(model)] * 3, sample) for model in (folder, wide_heads_model_dir)]
         assert gaps[0] < 1e-4 < 1e-3 < gaps[1], gaps

@@ -242,7 +242,7 @@ def test_a_policy_with_another_tokenizer_reads_and_writes_in_its_own_tokens(
     assert {s.agent_id for s in samples} == set(folders)
     for s in samples:
         own = tokenizers[s.agent_id]
-        assert own.decode(s.prompt_ids) == s.prompt_text
+        assert own.decode(s.request.prompt_ids) == s.request.prompt_text
         assert own.decode(s.generation.token_ids, skip_special_tokens=True) == s.text
-        assert s.max_tokens == {"Verifier Agent": 4, "Solver Agent": 9}[s.agent_id]
+        assert s.request.max_tokens == {"Verifier Agent": 4, "Solver Agent": 9}[s.agent_id]
     assert max(len(s.generation.token_ids) for s in samples if s.agent_id == "Solver Agent") > 4

@@ -68,7 +68,7 @@ def test_a_trained_team_answers_with_the_weights_of_its_checkpoint(
     merge(["--checkpoint", str(run_dir), "--out", str(tmp_path / "out")])
     model = load_exported(tmp_path / "out" / "solver_agent")
     for sample in record.samples[:2]:
-        prompt = torch.tensor([sample.prompt_ids])
+        prompt = torch.tensor([sample.request.prompt_ids])
         with (
             torch.no_grad(),
             model.disable_adapter() if sample.agent_id == "Verifier Agent" else torch.no_grad(),

@@ -161,21 +161,26 @@ async def test_a_rollout_of_several_turns_is_an_episode_with_exact_tokens(python
     episodes, metrics = await play(python, tasks, replies, "my-games")
     assert [episode.failure for episode in episodes] == [None, None]
     assert [(episode.team_reward, len(episode.samples)) for episode in episodes] == [(1.0, 2), (1.0, 3)]
-    assert all(sample.trained and sample.reward == 1.0 for episode in episodes for sample in episode.samples)
+    assert all(
+        sample.identity.trained and sample.rewards.reward == 1.0
+        for episode in episodes
+        for sample in episode.samples
+    )
     assert (
-        "You guess." in episodes[0].samples[0].prompt_text and "higher" in episodes[0].samples[1].prompt_text
+        "You guess." in episodes[0].samples[0].request.prompt_text
+        and "higher" in episodes[0].samples[1].request.prompt_text
     )
     for episode in episodes:
         for before, after in zip(episode.samples, episode.samples[1:], strict=False):
-            said = before.prompt_ids + before.generation.token_ids
-            assert after.prompt_ids[: len(said)] == said
+            said = before.request.prompt_ids + before.generation.token_ids
+            assert after.request.prompt_ids[: len(said)] == said
     assert metrics["gateway/rewritten/client"] == metrics["gateway/rewritten/template"] == 0
 
 
 async def test_an_empty_reply_is_rewarded_by_the_rubric_and_fails_no_episode(python: str, rows: Any) -> None:
     episodes, _ = await play(python, rows(python, "my-games"), lambda prompt, request: "", "my-games")
     assert [(e.failure, e.team_reward, len(e.samples)) for e in episodes] == [(None, 0.0, 1)] * 2
-    assert all(sample.trained for episode in episodes for sample in episode.samples)
+    assert all(sample.identity.trained for episode in episodes for sample in episode.samples)
 
 
 async def test_an_environment_with_tools_calls_them(python: str, rows: Any) -> None:
@@ -236,11 +241,11 @@ async def test_each_seat_of_a_taskset_is_an_agent(rows: Any) -> None:
     ] * 2
     assert [episode.team_reward for episode in episodes] == [0.0, 1.0]
     first, second, _ = episodes[1].samples
-    said = first.prompt_ids + first.generation.token_ids
+    said = first.request.prompt_ids + first.generation.token_ids
     assert (
-        second.prompt_ids[: len(said)] == said
-        and "You add." in first.prompt_text
-        and "sure?" in second.prompt_text
+        second.request.prompt_ids[: len(said)] == said
+        and "You add." in first.request.prompt_text
+        and "sure?" in second.request.prompt_text
     )
     episodes, _ = await play(
         python, tasks[:1], lambda prompt, request: "2", "duo", agents=["Writer", "Judge"]

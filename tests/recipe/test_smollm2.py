@@ -53,7 +53,7 @@ async def test_both_teams_answer_a_person(team: str, env: type[BaseEnv], second:
     )
     samples = found.episodes[0].samples
     assert [sample.action for sample in samples] == ["lion", "the lion"]
-    assert all("lion, Peru, kettle" in sample.prompt_text for sample in samples)
+    assert all("lion, Peru, kettle" in sample.request.prompt_text for sample in samples)
 
 
 def test_no_word_of_the_test_is_in_the_training(tmp_path: Path) -> None:

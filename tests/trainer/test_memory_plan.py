@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from verl.trainer import memory_plan
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.command_line import compose_config
-from verl.trainer.plan.derived_values import max_model_len, resolve_defaults
+from verl.trainer.plan.derived_values import resolve_defaults
 from verl.workers.engine import activation_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.layout import RowLayout
@@ -68,7 +67,7 @@ def test_a_pass_grows_with_its_rows_and_shrinks_with_checkpointing(model: str) -
 def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) -> RunConfig:
     monkeypatch.setattr(memory_plan, "free_memory", lambda: free)
     monkeypatch.setattr(memory_plan, "SHARE", 1.0)
-    monkeypatch.setattr(memory_plan, "_processes", lambda trainer, rollout, placement: 0)
+    monkeypatch.setattr(memory_plan, "_processes", lambda trainer, plan: 0)
     process = type("Process", (), {"memory_info": lambda self: type("Memory", (), {"rss": 0})()})
     monkeypatch.setattr(memory_plan.psutil, "Process", process)
     config = compose_config(
@@ -76,7 +75,7 @@ def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) 
     )
     resolve_defaults(config)
     plan = plan_of(config)
-    memory_plan.plan_memory(config, plan, "cpu", partial(max_model_len, config.data, plan))
+    memory_plan.plan_memory(config, plan, "cpu")
     assert all(group.config.actor.ppo_max_token_len_per_gpu for group in plan.groups)
     return config
 
@@ -190,6 +189,6 @@ def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(
     config = compose_config([f"actor_rollout_ref.model.path={model}", f"trainer.device={device}", *keys])
     resolve_defaults(config)
     plan = plan_of(config)
-    memory_plan.plan_memory(config, plan, device, partial(max_model_len, config.data, plan))
+    memory_plan.plan_memory(config, plan, device)
     assert all(group.config.actor.ppo_max_token_len_per_gpu == MOST_TOKENS for group in plan.groups)
     assert "memory: not counted (" in caplog.text

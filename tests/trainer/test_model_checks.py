@@ -1,7 +1,6 @@
 """What vLLM cannot do is said before a worker starts."""
 
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from verl.trainer import model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.model_checks import adapter_sizes, check_forms, check_vllm
-from verl.trainer.plan.derived_values import max_model_len
 from verl.trainer.plan.placement import build_placement
+from verl.trainer.plan.run import RunPlan
 
 
 def check(
@@ -36,7 +35,7 @@ def check(
     for key, value in model_keys.items():
         setattr(config.actor_rollout_ref.model, key, value)
     placement = build_placement(config.agent, config.actor_rollout_ref)
-    check_vllm(placement, device, partial(max_model_len, config.data, placement))
+    check_vllm(RunPlan.of(config, placement), device)
 
 
 def test_a_model_that_can_be_served_is_silent(

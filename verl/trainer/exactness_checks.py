@@ -19,6 +19,7 @@ from verl.protocol.generate import RolloutError
 from verl.trainer.config import CriticConfig, FSDPConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.groups import GroupPlan
 from verl.trainer.plan.placement import WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.critic import critic_config
@@ -28,17 +29,13 @@ from verl.workers.rollout.server import check_served
 logger = logging.getLogger(__name__)
 
 
-def check_exactness(
-    critic: CriticConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
-) -> None:
+def check_exactness(critic: CriticConfig, plan: RunPlan, device: str) -> None:
     """Check the model of every worker group, and log what differs from the fastest way.
 
     Args:
         critic: keys under `critic`.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of
-            a worker group.
 
     Raises:
         ConfigError: all obstacles in one line: each says what differs by how much, and which keys
@@ -60,7 +57,7 @@ def check_exactness(
             continue
         group_critic = critic_config(critic, group) if group.wg_id in with_critic else None
         is_trained = group.trained and plan.trains
-        checks = list(_checks(group, device, max_model_len, is_trained, group_critic))
+        checks = list(_checks(group, device, is_trained, group_critic))
         for check in checks:
             try:
                 notes |= dict.fromkeys(f"{where}: {note}" for note in check())
@@ -74,9 +71,8 @@ def check_exactness(
 
 
 def _checks(
-    group: WorkerGroupSpec,
+    group: GroupPlan,
     device: str,
-    max_model_len: Callable[[WorkerGroupSpec], int],
     is_trained: bool,
     critic: CriticConfig | None,
 ) -> Iterator[Callable[[], list[str]]]:
@@ -92,7 +88,7 @@ def _checks(
     if critic is not None:
         yield lambda: critic_notes(critic, device)
     if group.config.rollout.name == "hf":
-        yield lambda: engine_notes(group, max_model_len(group))
+        yield lambda: engine_notes(group)
 
 
 def layout_notes(
@@ -144,10 +140,10 @@ def export_notes(group: WorkerGroupSpec) -> list[str]:
     return []
 
 
-def engine_notes(group: WorkerGroupSpec, max_model_len: int) -> list[str]:
+def engine_notes(group: GroupPlan) -> list[str]:
     """Return what a user has to know of the `hf` engine's numbers on a group's model. Raises
     RolloutError if it cannot serve it.
     """
     return check_served(
-        group.model_path, max_model_len, trust_remote_code=group.config.model.trust_remote_code
+        group.model_path, group.max_model_len, trust_remote_code=group.config.model.trust_remote_code
     )

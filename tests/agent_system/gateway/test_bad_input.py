@@ -145,7 +145,9 @@ async def test_each_of_a_thousand_requests_at_once_gets_its_own_reply(play: Any,
         team, lambda prompt, _: re.findall(r"\d+", prompt)[-1], delay=wait, max_open_calls=CONNECTIONS
     )
     assert (episode.failure, len(episode.samples), engine.most_open) == (None, CONNECTIONS, CONNECTIONS)
-    assert sorted((s.prompt_ids, s.generation.token_ids) for s in episode.samples) == sorted(engine.sampled)
+    assert sorted((s.request.prompt_ids, s.generation.token_ids) for s in episode.samples) == sorted(
+        engine.sampled
+    )
 
 
 async def test_the_server_asks_for_the_sockets_of_a_thousand_episodes(make_team: Any) -> None:

@@ -59,8 +59,12 @@ async def test_the_last_line_of_a_command_is_its_result(
     episode, _, engine = await play(None, team_command=(sys.executable, "-c", ASKS + end))
     assert len(engine.requests) == 1 and episode.samples[0].agent_id == "Writer"
     if failure is None:
-        assert (episode.failure, episode.team_reward, episode.samples[0].trained) == (None, reward, True)
-        assert episode.samples[0].local_reward == (0.125 if "local" in end else 0.0)
+        assert (episode.failure, episode.team_reward, episode.samples[0].identity.trained) == (
+            None,
+            reward,
+            True,
+        )
+        assert episode.samples[0].rewards.local_reward == (0.125 if "local" in end else 0.0)
     else:
         with pytest.raises(AgentSystemError, match=failure):
             raise AgentSystemError(episode.failure)

@@ -78,15 +78,15 @@ async def test_completions_are_calls_with_the_tokens_of_their_prompts(play: Any,
     assert (episode.failure, metrics["gateway/ignored"], metrics["gateway/overridden"]) == (None, 0, 0)
     for sample, (prompt, reply) in zip(episode.samples, engine.sampled, strict=True):
         assert (
-            sample.prompt_ids == prompt
+            sample.request.prompt_ids == prompt
             and sample.generation.token_ids == reply[: len(sample.generation.token_ids)]
         )
-    assert len(episode.samples) == 7 and all(sample.trained for sample in episode.samples)
-    assert {sample.prompt_ids for sample in episode.samples} == {
+    assert len(episode.samples) == 7 and all(sample.identity.trained for sample in episode.samples)
+    assert {sample.request.prompt_ids for sample in episode.samples} == {
         tuple(ids),
         tuple(tokenizer.encode("2+2?", add_special_tokens=False)),
     }
-    assert [sample.local_reward for sample in episode.samples] == [0.25, *[0.0] * 6], (
+    assert [sample.rewards.local_reward for sample in episode.samples] == [0.25, *[0.0] * 6], (
         "named by the id of its answer"
     )
 
@@ -128,7 +128,7 @@ async def test_the_tokenizers_first_token_stands_before_a_text_once(play: Any) -
 
     episode, _, _ = await play(team, chat=tokenizer)
     first, second = episode.samples
-    assert first.prompt_ids == second.prompt_ids and first.prompt_ids.count(bos) == 1
+    assert first.request.prompt_ids == second.request.prompt_ids and first.request.prompt_ids.count(bos) == 1
 
 
 async def test_served_agents_answer_completions_and_the_whole_team_refuses_them() -> None:

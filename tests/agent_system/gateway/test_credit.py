@@ -38,7 +38,9 @@ async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:
     episode, _, _ = await play(
         team, env=ForTheWriter, task=task, max_steps=2, delay=lambda request: release.wait()
     )
-    assert [(s.turn, s.local_reward) for s in episode.samples] == [(1, 1.0)] and len(episode.unheard) == 1
+    assert [(s.identity.turn, s.rewards.local_reward) for s in episode.samples] == [(1, 1.0)] and len(
+        episode.unheard
+    ) == 1
 
 
 async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(make_team: Any) -> None:
@@ -47,7 +49,7 @@ async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(
 
     collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(True, 100, 1.0)))
     (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
-    assert (episode.samples[0].overlong_penalty, episode.samples[0].reward) == (0.0, 1.0)
+    assert (episode.samples[0].rewards.overlong_penalty, episode.samples[0].rewards.reward) == (0.0, 1.0)
 
 
 async def test_a_reply_after_the_end_of_the_episode_is_no_act(play: Any) -> None:
@@ -62,4 +64,4 @@ async def test_a_reply_after_the_end_of_the_episode_is_no_act(play: Any) -> None
 
     episode, _, _ = await play(team, env=EndsWithAnAct)
     assert episode.failure is None and episode.team_reward == 1.0
-    assert sorted(s.act_reward or 0.0 for s in episode.samples) == [0.0, 0.0, 1.0]
+    assert sorted(s.rewards.act_reward or 0.0 for s in episode.samples) == [0.0, 0.0, 1.0]

@@ -45,7 +45,10 @@ async def test_a_reply_that_nobody_got_is_not_trained_and_a_marked_retry_gets_it
         episode, metrics, engine = await play(team, delay=lambda request: release.wait())
         assert episode.failure is None and len(engine.requests) == 1
         assert (len(episode.samples), len(episode.unheard)) == ((2, 0) if fetched else (0, 2))
-        assert all(s.trained == s.committed == fetched for s in (*episode.samples, *episode.unheard))
+        assert all(
+            s.identity.trained == s.identity.committed == fetched
+            for s in (*episode.samples, *episode.unheard)
+        )
         assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (
             float(fetched),
             2.0 * (not fetched),
@@ -94,7 +97,7 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
         2,
         3,
     ]
-    assert [(s.trained, s.prior_replies) for s in episode.samples] == [(True, 0)] * 3 + [
+    assert [(s.identity.trained, s.identity.prior_replies) for s in episode.samples] == [(True, 0)] * 3 + [
         (True, 3)
     ] and not episode.unheard
     counts = [result.metrics[f"gateway/{name}"] for name in ("retried", "repeated", "undelivered")]

@@ -175,7 +175,8 @@ async def test_the_allowed_tools_alone_are_offered_in_both_apis(play: Any) -> No
     episode, _, engine = await play(team, chat=tokenizer_of("qwen2.5"))
     assert episode.failure is None and len(engine.requests) == 2
     assert all(
-        '"add"' in sample.prompt_text and '"sub"' not in sample.prompt_text for sample in episode.samples
+        '"add"' in sample.request.prompt_text and '"sub"' not in sample.request.prompt_text
+        for sample in episode.samples
     )
     assert read_chat_request(allowed(mode="required"), "mask").forced == ("add",)
 

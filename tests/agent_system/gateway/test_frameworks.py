@@ -150,12 +150,14 @@ async def test_a_team_of_a_framework_is_played_with_exact_tokens(play: Any, team
     assert (episode.failure, episode.answer) == (None, "4")
     spoken = [s.agent_id for s in episode.samples]
     assert spoken == (["Writer", "Editor"] if team is smolagents else ["Writer", "Writer", "Editor"])
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     if team is not smolagents:
         first, second, _ = episode.samples
-        whole = first.prompt_ids + first.generation.token_ids
-        assert second.prompt_ids[: len(whole)] == whole, second.prompt_text
-        assert second.messages[0] is first.messages[0], "the text of a conversation is kept once"
+        whole = first.request.prompt_ids + first.generation.token_ids
+        assert second.request.prompt_ids[: len(whole)] == whole, second.request.prompt_text
+        assert second.request.messages[0] is first.request.messages[0], (
+            "the text of a conversation is kept once"
+        )
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
 
 
@@ -213,9 +215,9 @@ async def test_an_example_hands_over_and_uses_its_tool(play: Any, name: str) -> 
     episode, _, engine = await play(team, script, chat=tokenizer_of("qwen2.5"), **options)
     assert (episode.failure, episode.answer) == (None, "4")
     assert [s.agent_id for s in episode.samples] == [SOLVER] * solved + [VERIFIER]
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     if name == "agents_team":  # the handoff's result is in the verifier's prompt, so no second run asked it
-        assert '{"assistant": "Verifier"}' in episode.samples[-1].prompt_text
+        assert '{"assistant": "Verifier"}' in episode.samples[-1].request.prompt_text
 
 
 async def test_the_lines_of_the_page_that_bring_a_langgraph_program(
@@ -234,7 +236,7 @@ async def test_the_lines_of_the_page_that_bring_a_langgraph_program(
     )
     assert (episode.failure, episode.answer) == (None, "\nVerifier: <verify>approve</verify>")
     assert [s.agent_id for s in episode.samples] == list(ROLES)
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
 
 
 def openai_in_thread(task: Task, session: Session) -> str:
@@ -261,7 +263,7 @@ async def test_a_plain_function_asks_by_a_blocking_client(play: Any, team: Any) 
         pytest.importorskip(module)
     episode, _, engine = await play(team)
     assert (episode.failure, episode.answer) == (None, "4")
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
 
 
 async def test_a_model_selects_the_next_speaker_of_autogen(play: Any) -> None:
@@ -288,7 +290,7 @@ async def test_a_model_selects_the_next_speaker_of_autogen(play: Any) -> None:
     episode, _, engine = await play(team, script)
     assert (episode.failure, episode.answer) == (None, "4")
     assert [s.agent_id for s in episode.samples] == ["Editor", "Writer"] * 2
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
 
 
 async def test_langchain_knows_the_error_of_a_prompt_that_is_too_long(play: Any) -> None:

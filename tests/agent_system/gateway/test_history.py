@@ -66,9 +66,10 @@ def again(arguments: str) -> str:
 
 def continues(samples: Any) -> list[bool]:
     """Whether each prompt but the first begins with the last prompt and reply."""
-    whole = [sample.prompt_ids + sample.generation.token_ids for sample in samples]
+    whole = [sample.request.prompt_ids + sample.generation.token_ids for sample in samples]
     return [
-        after.prompt_ids[: len(before)] == before for before, after in zip(whole, samples[1:], strict=False)
+        after.request.prompt_ids[: len(before)] == before
+        for before, after in zip(whole, samples[1:], strict=False)
     ]
 
 
@@ -112,12 +113,12 @@ async def test_tool_results_continue_the_sampled_tokens(play: Any, name: str) ->
     episode, metrics, engine = await play(team, replies, chat=get_tokenizer(name))
     assert episode.failure is None, episode.failure
     assert continues(episode.samples) == [True, True] and rewritten(metrics) == {}
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
     tokenizer = get_tokenizer(name)
     last = episode.samples[-1]
-    assert last.prompt_text == tokenizer.decode(last.prompt_ids, skip_special_tokens=False)
+    assert last.request.prompt_text == tokenizer.decode(last.request.prompt_ids, skip_special_tokens=False)
     if name in ("qwen2.5", "qwen3"):
-        assert last.prompt_text.endswith(
+        assert last.request.prompt_text.endswith(
             '<tool_call>\n{"name": "now", "arguments": '
             "{}}\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\n</tool_response>"
             "<|im_end|>\n<|im_start|>assistant\n"
@@ -136,10 +137,10 @@ async def test_a_conversation_goes_on_after_a_reply_that_was_cut(play: Any, name
     episode, metrics, engine = await play(team, ["a reply of many tokens", "4"], chat=tokenizer)
     first, second = episode.samples
     assert continues(episode.samples) == [True] and rewritten(metrics) == {}
-    after = second.prompt_ids[len(first.prompt_ids) + 5 :]
-    assert after[0] == tokenizer.eos_token_id and second.prompt_ids.count(
+    after = second.request.prompt_ids[len(first.request.prompt_ids) + 5 :]
+    assert after[0] == tokenizer.eos_token_id and second.request.prompt_ids.count(
         after[0]
-    ) == second.prompt_text.count(tokenizer.eos_token)
+    ) == second.request.prompt_text.count(tokenizer.eos_token)
     assert [request.sampling.max_tokens for request in engine.requests] == [5, 5]
 
 
@@ -191,7 +192,7 @@ async def test_thinking_that_the_template_drops_begins_a_new_sequence(play: Any,
         episode, metrics, _ = await play(team, [f"{block}a", "4"], chat=get_tokenizer(name), **options)
         assert episode.failure is None and continues(episode.samples) == [kept], name
         assert rewritten(metrics) == ({} if kept else {"template": 1}), name
-        assert not block or (block in episode.samples[1].prompt_text) == kept, name
+        assert not block or (block in episode.samples[1].request.prompt_text) == kept, name
 
 
 async def test_results_of_tools_as_messages_of_the_user_keep_the_thinking_before_them(play: Any) -> None:
@@ -219,7 +220,9 @@ async def test_a_template_that_moves_the_system_message_begins_a_new_sequence(pl
         ).text
 
     episode, metrics, _ = await play(team, chat=get_tokenizer("mistral"))
-    assert episode.samples[1].prompt_text.count("Obey.") == 1 and rewritten(metrics) == {"template": 1}
+    assert episode.samples[1].request.prompt_text.count("Obey.") == 1 and rewritten(metrics) == {
+        "template": 1
+    }
 
 
 REPLY = {"role": "assistant", "content": "a"}
@@ -269,7 +272,7 @@ async def test_a_name_is_part_of_a_message_where_the_template_reads_it(play: Any
 
         episode, metrics, _ = await play(team, chat=tokenizer)
         heads = [
-            [line for line in s.prompt_text.splitlines() if line.startswith("<|im_start|>user")]
+            [line for line in s.request.prompt_text.splitlines() if line.startswith("<|im_start|>user")]
             for s in episode.samples
         ]
         read = [["Ann"], ["Ann", "Bob"], ["Cid", "Bob"]] if "name" in shown else [[""], ["", ""], ["", ""]]
@@ -336,7 +339,8 @@ async def test_texts_of_a_program_cannot_end_a_message(play: Any) -> None:
     episode, _, _ = await play(team, chat=tokenizer)
     (sample,) = episode.samples
     assert (
-        sample.prompt_ids.count(tokenizer.eos_token_id) == 4 and sample.prompt_text.count("<|im_start|>") == 5
+        sample.request.prompt_ids.count(tokenizer.eos_token_id) == 4
+        and sample.request.prompt_text.count("<|im_start|>") == 5
     )
 
 
@@ -363,13 +367,14 @@ async def test_tokens_that_are_special_in_the_vocabulary_alone_end_messages_and_
     first, second = episode.samples
     assert rewritten(metrics) == {"template": 1}, "the engine stops with another token than the template has"
     assert (
-        second.prompt_ids[: len(first.prompt_ids) + 1] == first.prompt_ids + first.generation.token_ids[:-1]
+        second.request.prompt_ids[: len(first.request.prompt_ids) + 1]
+        == first.request.prompt_ids + first.generation.token_ids[:-1]
     )
     ends = [
-        sample.prompt_ids.count(tokenizer.convert_tokens_to_ids("<end_of_turn>"))
+        sample.request.prompt_ids.count(tokenizer.convert_tokens_to_ids("<end_of_turn>"))
         for sample in episode.samples
     ]
-    assert ends == [1, 3] and episode.samples[0].prompt_text.count("<turn>") == 2
+    assert ends == [1, 3] and episode.samples[0].request.prompt_text.count("<turn>") == 2
 
 
 TEXTS = [
@@ -453,15 +458,19 @@ def test_no_token_is_trained_that_was_not_sampled_in_that_place(
     collector, engine = build(tokenizer, team, script, history=history)
     (episode,) = asyncio.run(collector.collect([TASK], 1, step=1)).episodes
     assert episode.failure is None, episode.failure
-    assert Counter((s.prompt_ids, s.generation.token_ids) for s in episode.samples if s.trained) == Counter(
-        engine.sampled
-    )
+    assert Counter(
+        (s.request.prompt_ids, s.generation.token_ids) for s in episode.samples if s.identity.trained
+    ) == Counter(engine.sampled)
     told: list[tuple[int, ...]] = []
     for sample in episode.samples:
-        whole = sample.prompt_ids == tuple(tokenizer.encode(sample.prompt_text, add_special_tokens=False))
-        assert whole or any(sample.prompt_ids[: len(before)] == before for before in told)
-        assert sample.prompt_text == tokenizer.decode(sample.prompt_ids, skip_special_tokens=False)
-        told.append(sample.prompt_ids + sample.generation.token_ids)
+        whole = sample.request.prompt_ids == tuple(
+            tokenizer.encode(sample.request.prompt_text, add_special_tokens=False)
+        )
+        assert whole or any(sample.request.prompt_ids[: len(before)] == before for before in told)
+        assert sample.request.prompt_text == tokenizer.decode(
+            sample.request.prompt_ids, skip_special_tokens=False
+        )
+        told.append(sample.request.prompt_ids + sample.generation.token_ids)
     if (batch := build_batch([episode])) is not None:
         check_merged(dict(batch.batch.items()))
 

@@ -59,9 +59,9 @@ async def test_items_by_reference_are_those_items_and_continue_the_tokens(play: 
     assert episode.failure is None, episode.failure
     first, second, third, other = episode.samples
     for before, after in ((first, second), (second, third)):
-        whole = before.prompt_ids + before.generation.token_ids
-        assert after.prompt_ids[: len(whole)] == whole
-    assert "It is 4." in other.prompt_text, "another agent of the episode may read what was said"
+        whole = before.request.prompt_ids + before.generation.token_ids
+        assert after.request.prompt_ids[: len(whole)] == whole
+    assert "It is 4." in other.request.prompt_text, "another agent of the episode may read what was said"
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
 
 

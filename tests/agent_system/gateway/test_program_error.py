@@ -61,7 +61,7 @@ async def test_an_episode_whose_program_raised_because_of_a_reply_is_trained_wit
     result = await collector.collect([TASK], 2, step=1)
     for episode in result.episodes:
         assert (episode.failure, episode.team_reward, episode.answer) == (None, -0.5, "")
-        assert [(s.agent_id, s.trained, s.reward) for s in episode.samples] == [
+        assert [(s.agent_id, s.identity.trained, s.rewards.reward) for s in episode.samples] == [
             ("Writer", True, -0.5),
             ("Editor", True, -0.5),
         ]
@@ -261,7 +261,7 @@ async def test_a_command_that_fails_after_a_reply(play: Any, end: str, counts: b
     )
     assert (episode.failed, episode.team_reward) == ((False, 0.5) if counts else (True, 0.0)), episode.failure
     if counts:
-        assert metrics["gateway/program_errors"] == 1.0 and episode.samples[0].reward == 0.5
+        assert metrics["gateway/program_errors"] == 1.0 and episode.samples[0].rewards.reward == 0.5
         assert (
             "the command" in episode.info["program_error"]
             or "the team returned" in episode.info["program_error"]

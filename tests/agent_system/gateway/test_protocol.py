@@ -217,7 +217,9 @@ async def test_a_form_is_for_agents_whose_engine_can_and_marks_what_it_masks(pla
         ("Writer", 2, True, 0.5),
         ("Writer", 3, False, 0.5),
     ]
-    assert [(s.agent_id, s.call, s.masked, s.local_reward) for s in episode.samples] == masked
+    assert [
+        (s.agent_id, s.identity.call, s.request.masked, s.rewards.local_reward) for s in episode.samples
+    ] == masked
     assert [call.get("masked") for call in episode.to_json()["calls"]] == [None, True, True, None]
     batch = build_batch([episode])
     assert batch is not None and batch.non_tensor_batch["masked"].tolist() == [False, True, True, False]
@@ -277,7 +279,7 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
     episode, metrics, engine = await play(team, lambda prompt, request: "4 END and more")
     assert episode.failure is None and episode.answer == "4 ", "as sampled"
     assert (
-        [s.call for s in episode.samples] == [0, 1, 2]
+        [s.identity.call for s in episode.samples] == [0, 1, 2]
         and len(engine.requests) == 2
         and engine.requests[0].n == 2
     )
@@ -286,7 +288,11 @@ async def test_lengths_stops_seeds_log_probs_and_several_replies(play: Any) -> N
         30,
         400,
     ] and first.generation.stop_reason == "stop"
-    assert first.prompt_ids == last.prompt_ids and first.seed != last.seed and first.text == "4 END"
+    assert (
+        first.request.prompt_ids == last.request.prompt_ids
+        and first.request.seed != last.request.seed
+        and first.text == "4 END"
+    )
     assert metrics["agent/writer/calls"] == 3
 
 
@@ -327,7 +333,7 @@ async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(
         return "4"
 
     episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.1))
-    assert episode.failure is None and episode.samples[0].trained
+    assert episode.failure is None and episode.samples[0].identity.trained
 
 
 async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_not_trained(
@@ -373,9 +379,9 @@ async def test_a_stream_that_breaks_has_been_heard_if_anything_of_the_reply_was_
         assert episode.failure is None and metrics["gateway/undelivered"] == len(episode.unheard) == 1 - len(
             before
         )
-        assert [(sample.agent_id, sample.trained) for sample in episode.samples] == [("Writer", True)] * len(
-            before
-        ) + [("Editor", True)]
+        assert [(sample.agent_id, sample.identity.trained) for sample in episode.samples] == [
+            ("Writer", True)
+        ] * len(before) + [("Editor", True)]
 
 
 async def test_the_openai_library_reads_every_answer(play: Any) -> None:
@@ -415,7 +421,7 @@ async def test_the_openai_library_reads_every_answer(play: Any) -> None:
     assert episode.failure is None, episode.failure
     assert len(engine.requests) == 2 and metrics["gateway/rewritten/client"] == 0
     first, second = episode.samples
-    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert second.request.prompt_ids[: len(first.request.prompt_ids)] == first.request.prompt_ids
 
 
 async def test_responses_are_chat_completions_in_another_form(play: Any) -> None:
@@ -483,7 +489,7 @@ async def test_responses_are_chat_completions_in_another_form(play: Any) -> None
 
     episode, metrics, engine = await play(team, replies, chat=tokenizer_of("qwen2.5"))
     assert (episode.failure, episode.answer, len(engine.requests)) == (None, "4", 3)
-    texts = [sample.prompt_ids + sample.generation.token_ids for sample in episode.samples]
+    texts = [sample.request.prompt_ids + sample.generation.token_ids for sample in episode.samples]
     assert all(after[: len(before)] == before for before, after in pairwise(texts))
     assert not any(count for name, count in metrics.items() if name.startswith("gateway/rewritten"))
 

@@ -41,13 +41,23 @@ async def test_every_request_is_a_sample_and_the_answer_is_scored_by_the_environ
     episode, metrics, engine = await play(draft_and_edit, drafts)
     assert episode.failure is None and episode.team_reward == 1.0 and episode.answer == "4"
     first, second = episode.samples
-    assert [(s.agent_id, s.turn, s.call, s.order, s.prior_replies, s.trained) for s in episode.samples] == [
+    assert [
+        (
+            s.agent_id,
+            s.identity.turn,
+            s.identity.call,
+            s.identity.order,
+            s.identity.prior_replies,
+            s.identity.trained,
+        )
+        for s in episode.samples
+    ] == [
         ("Writer", 1, 0, 0, 0, True),
         ("Editor", 1, 1, 1, 1, True),
     ]
-    assert [(s.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
-    assert second.prompt_text == "<|im_start|>user\nEdit:  a draft<|im_end|>\n<|im_start|>assistant\n"
-    assert (first.text, first.action, second.reward) == ("<think>hm</think> a draft", "a draft", 1.0)
+    assert [(s.request.prompt_ids, s.generation.token_ids) for s in episode.samples] == engine.sampled
+    assert second.request.prompt_text == "<|im_start|>user\nEdit:  a draft<|im_end|>\n<|im_start|>assistant\n"
+    assert (first.text, first.action, second.rewards.reward) == ("<think>hm</think> a draft", "a draft", 1.0)
     assert (
         metrics["agent/writer/calls"] == 1
         and metrics["episode/success_rate"] == 1
@@ -72,7 +82,7 @@ async def test_a_team_returns_its_answer_a_reward_or_an_outcome(play: Any, name:
 
     episode, _, _ = await play(team)
     assert (episode.failure, episode.team_reward, episode.turns) == (None, reward, 1)
-    assert episode.samples[0].local_reward == (0.125 if name == "outcome" else 0.0)
+    assert episode.samples[0].rewards.local_reward == (0.125 if name == "outcome" else 0.0)
 
 
 async def test_a_local_reward_may_name_the_answer_that_it_is_for(play: Any) -> None:
@@ -82,7 +92,7 @@ async def test_a_local_reward_may_name_the_answer_that_it_is_for(play: Any) -> N
         return Outcome(1.0, {1: 1.0, answers[1].body["id"]: 0.5, response.body["id"]: 0.25})
 
     episode, _, _ = await play(team)
-    assert (episode.failure, [s.local_reward for s in episode.samples]) == (None, [0.0, 1.5, 0.25])
+    assert (episode.failure, [s.rewards.local_reward for s in episode.samples]) == (None, [0.0, 1.5, 0.25])
 
 
 async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -> None:
@@ -99,7 +109,11 @@ async def test_a_program_steps_through_the_turns_of_the_environment(play: Any) -
 
     task = Task("a", "2+2?", "sums", "4", {"turns": 3})
     episode, _, _ = await play(team, task=task, max_steps=5)
-    assert (episode.failure, episode.turns, [s.turn for s in episode.samples]) == (None, 3, [1, 2, 3])
+    assert (episode.failure, episode.turns, [s.identity.turn for s in episode.samples]) == (
+        None,
+        3,
+        [1, 2, 3],
+    )
     episode, _, _ = await play(team, task=task, max_steps=2)  # the limit of turns ends it as well
     assert episode.turns == 2 and "AssertionError" in episode.failure
 
@@ -258,7 +272,7 @@ async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None
 
     episode, _, engine = await play(team, delay=lambda request: asyncio.sleep(0.02), max_open_calls=3)
     assert episode.failure is None and engine.most_open == 3 and len(engine.sampled) == 12
-    assert {s.prior_replies for s in episode.samples} == {0}, (
+    assert {s.identity.prior_replies for s in episode.samples} == {0}, (
         "calls that overlap do not hear each other, nor those that wait"
     )
 
@@ -278,7 +292,10 @@ async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
         team, delay=lambda request: asyncio.sleep(0.2), max_open_calls=1, task=task, max_steps=2
     )
     assert (episode.failure, episode.turns) == (None, 2)
-    assert [(s.agent_id, s.turn, s.call) for s in episode.samples] == [("Writer", 1, 0), ("Editor", 1, 1)]
+    assert [(s.agent_id, s.identity.turn, s.identity.call) for s in episode.samples] == [
+        ("Writer", 1, 0),
+        ("Editor", 1, 1),
+    ]
 
 
 async def test_the_environment_acts_on_every_reply_and_may_end_the_episode(play: Any) -> None:
@@ -295,7 +312,7 @@ async def test_the_environment_acts_on_every_reply_and_may_end_the_episode(play:
 
     episode, _, _ = await play(team, env=Acting)
     assert (episode.failure, episode.team_reward) == (None, 1.0)
-    assert [(s.act_reward, s.local_reward) for s in episode.samples] == [(0.5, 0.25)] * 2
+    assert [(s.rewards.act_reward, s.rewards.local_reward) for s in episode.samples] == [(0.5, 0.25)] * 2
 
 
 async def test_an_answered_request_does_not_stay_in_memory_with_its_body(play: Any) -> None:
@@ -358,10 +375,12 @@ async def test_replies_that_nobody_got_change_no_reward_of_others(make_team: Any
             (episode,) = result.episodes
             assert episode.failure is None and len(episode.unheard) == 2 * leaves
             assert len(result.batch) == len(episode.samples) == 2
-            found.append([(s.team_reward, s.step_reward, s.reward) for s in episode.samples])
+            found.append(
+                [(s.rewards.team_reward, s.rewards.step_reward, s.rewards.reward) for s in episode.samples]
+            )
         assert found[0] == found[1], reward
     (episode,) = (await collector.collect([replace(TASK, extra={"turns": 2})], 1, step=1)).episodes
-    assert sum(s.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), (
+    assert sum(s.rewards.act_reward for s in episode.samples) == 0.5 and episode.turn_rewards == (1.5,), (
         "nor is a reward lost"
     )
 

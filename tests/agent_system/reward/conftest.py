@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from agent_system.record import EpisodeRecord, Sample
+from agent_system.record import EpisodeRecord, RewardTerms, Sample, SampleIdentity, SampleRequest
 from verl.protocol.generate import Generation
 
 
@@ -24,26 +23,33 @@ def call(
     """
     generation = Generation(tuple(range(tokens)), (-0.5,) * tokens, "stop")
     return Sample(
-        agent_id, agent_id, agent_id, turn, number, 0, "", (1,), generation, "", "", valid, {}, 0, 0, 0,
-        max_tokens=10, act_reward=act, local_reward=local or 0.0, local_given=local is not None,
-    )  # fmt: skip
+        agent_id=agent_id,
+        text="",
+        action="",
+        valid=valid,
+        fields={},
+        identity=SampleIdentity(policy_id=agent_id, wg_id=agent_id, turn=turn, call=number),
+        request=SampleRequest(prompt_text="", prompt_ids=(1,), max_tokens=10),
+        generation=generation,
+        rewards=RewardTerms(act_reward=act, local_reward=local or 0.0, local_given=local is not None),
+    )
 
 
 def episode(
     samples: Sequence[Sample], turn_rewards: Sequence[float], name: str = "e", failure: str | None = None
 ) -> EpisodeRecord:
     """An episode of these calls, one after the other, whose turns ended with these team rewards."""
-    samples = [replace(s, prior_replies=i, order=i) for i, s in enumerate(samples)]
-    team = sum(s.act_reward or 0.0 for s in samples) + sum(turn_rewards)
+    samples = [s.with_identity(prior_replies=i, order=i) for i, s in enumerate(samples)]
+    team = sum(s.rewards.act_reward or 0.0 for s in samples) + sum(turn_rewards)
     return EpisodeRecord(
-        "g",
-        name,
-        "t",
-        "",
-        0,
-        tuple(samples),
-        team,
-        len(turn_rewards),
+        uid="g",
+        traj_uid=name,
+        task_id="t",
+        data_source="",
+        index=0,
+        samples=tuple(samples),
+        team_reward=team,
+        turns=len(turn_rewards),
         failure=failure,
         turn_rewards=tuple(turn_rewards),
     )

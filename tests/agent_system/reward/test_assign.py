@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,8 +25,8 @@ def test_by_default_a_sample_earns_alpha_times_the_episodes_sum_and_its_local_re
     local: list[float], team: float, alpha: float
 ) -> None:
     (record,), metrics = assign_rewards([chain(local, team)], RewardConfig(alpha=alpha))
-    assert [s.reward for s in record.samples] == [alpha * (0.0 + team) + value for value in local]
-    assert {type(s.reward) for s in record.samples} == {float}
+    assert [s.rewards.reward for s in record.samples] == [alpha * (0.0 + team) + value for value in local]
+    assert {type(s.rewards.reward) for s in record.samples} == {float}
     assert metrics == {}
 
 
@@ -37,7 +35,7 @@ def test_failed_episodes_count_for_nothing_and_stay_in_their_place() -> None:
     rewarded, _ = assign_rewards([bad, good, bad], RewardConfig())
     assert [r.traj_uid for r in rewarded] == ["bad", "good", "bad"]
     assert rewarded[0] is bad
-    assert rewarded[1].samples[0].reward == 1.5
+    assert rewarded[1].samples[0].rewards.reward == 1.5
 
 
 def test_no_sample_at_all_is_fine() -> None:
@@ -56,7 +54,7 @@ def test_assigning_twice_changes_nothing() -> None:
 def test_gae_over_turns_counts_the_reward_of_a_call_of_several_generations_once() -> None:
     # Three rounds of one call, which act pays 1 and locally 0.25; the first one is not valid, which costs
     # 0.5. Then a call that gets 2.
-    rounds = [replace(call("A", 1, i, local=0.25, valid=i > 0), final_call=2) for i in range(2)]
+    rounds = [call("A", 1, i, local=0.25, valid=i > 0).with_identity(final_call=2) for i in range(2)]
     record = episode([*rounds, call("A", 1, 2, act=1.0, local=0.25), call("A", 2, 0, act=2.0)], [0.0, 0.0])
     batch = build_batch(assign_rewards([record], RewardConfig(team_scope="call"), {"A": 0.5})[0])
     assert batch is not None and batch.non_tensor_batch["reward"].tolist() == [0.75, 1.25, 1.25, 2.0]

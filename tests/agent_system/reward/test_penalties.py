@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -18,8 +16,8 @@ from .conftest import call, episode
 def test_only_invalid_replies_of_agents_with_a_coefficient_pay() -> None:
     record = episode([call("A", 1, 0, valid=False), call("A", 1, 1), call("B", 1, 2, valid=False)], [1.0])
     (rewarded,), _ = assign_rewards([record], RewardConfig(), {"A": 0.5})
-    assert [s.reward for s in rewarded.samples] == [0.5, 1.0, 1.0]
-    assert [s.invalid_penalty for s in rewarded.samples] == [0.5, 0.0, 0.0]
+    assert [s.rewards.reward for s in rewarded.samples] == [0.5, 1.0, 1.0]
+    assert [s.rewards.invalid_penalty for s in rewarded.samples] == [0.5, 0.0, 0.0]
 
 
 def test_the_overlong_penalty_grows_linearly_inside_the_buffer() -> None:
@@ -47,7 +45,12 @@ def test_penalties_are_subtracted_after_shaping() -> None:
     settings = RewardConfig(shaping="normalized", overlong_buffer=OverlongBufferConfig(True, 4, 0.5))
     (rewarded,), _ = assign_rewards([record], settings, {"A": 0.25})
     sample = rewarded.samples[0]
-    assert (sample.mixed_reward, sample.invalid_penalty, sample.overlong_penalty, sample.reward) == (
+    assert (
+        sample.rewards.mixed_reward,
+        sample.rewards.invalid_penalty,
+        sample.rewards.overlong_penalty,
+        sample.rewards.reward,
+    ) == (
         7.0,
         0.25,
         0.5,
@@ -64,13 +67,16 @@ def test_the_step_reward_has_both_penalties_and_none_in_validation() -> None:
     record = episode([first, second], [7.0, 3.0])
     for used, paid in ((settings, 0.75), (settings.for_validation(), 0.0)):
         (rewarded,), _ = assign_rewards([record], used.reward, used.invalid_action_penalty)
-        assert [s.step_reward for s in rewarded.samples] == [2.0 * 7.0 + 0.125 - paid, 2.0 * 3.0 + 1.0]
+        assert [s.rewards.step_reward for s in rewarded.samples] == [
+            2.0 * 7.0 + 0.125 - paid,
+            2.0 * 3.0 + 1.0,
+        ]
 
 
 def test_a_candidate_of_a_tree_pays_for_itself() -> None:
-    candidates = [replace(call("A", 1, 0, valid=valid), fork_reward=1.0) for valid in (True, False)]
+    candidates = [call("A", 1, 0, valid=valid).with_rewards(fork_reward=1.0) for valid in (True, False)]
     (rewarded,), _ = assign_rewards([episode(candidates, [0.0])], RewardConfig(), {"A": 0.5})
-    assert [s.step_reward for s in rewarded.samples] == [1.0, 0.5]
+    assert [s.rewards.step_reward for s in rewarded.samples] == [1.0, 0.5]
 
 
 def test_validation_has_no_penalties() -> None:

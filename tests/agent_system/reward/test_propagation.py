@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +27,7 @@ def credit(
     rewarded, metrics = assign_rewards(
         records, RewardConfig(alpha=alpha, propagation=PropagationConfig(**options))
     )  # type: ignore[arg-type]
-    return [[s.team_reward for s in r.samples] for r in rewarded], metrics
+    return [[s.rewards.team_reward for s in r.samples] for r in rewarded], metrics
 
 
 def test_uniform_gives_every_call_the_team_reward() -> None:
@@ -71,7 +70,7 @@ def test_threshold_agrees_with_its_recursion() -> None:
         b = record.team_reward
         expected = [b]
         for sample in reversed(record.samples[1:]):
-            b = b if sample.local_reward >= 0.4 else 0.0
+            b = b if sample.rewards.local_reward >= 0.4 else 0.0
             expected.insert(0, b)
         assert got == expected
 
@@ -84,7 +83,7 @@ def test_the_generations_of_a_call_are_one_link() -> None:
         call("A", 1, 2, local=0.2),
         call("C", 1, 3, local=0.1),
     ]
-    rounds[0] = replace(rounds[0], final_call=2)
+    rounds[0] = rounds[0].with_identity(final_call=2)
     for last, team, pass_rate in ((3, [1.0, 1.0, 1.0], 1.0), (4, [0.0, 0.0, 0.0, 1.0], 0.5)):
         found, metrics = credit(
             [episode(rounds[:last], [1.0])], mode="threshold", theta=0.5, min_pass_rate=0.0
@@ -100,8 +99,8 @@ def test_the_reward_of_a_call_is_its_scaled_local_reward_and_alpha_times_what_it
     (record,), _ = assign_rewards(
         [chain([-1.0, 1.0, 3.0], 4.0)], RewardConfig(alpha=10.0, propagation=options)
     )
-    assert [s.reward for s in record.samples] == [0.0 + 10.0, 0.5 + 20.0, 1.0 + 40.0]
-    assert [s.local_reward for s in record.samples] == [-1.0, 1.0, 3.0]
+    assert [s.rewards.reward for s in record.samples] == [0.0 + 10.0, 0.5 + 20.0, 1.0 + 40.0]
+    assert [s.rewards.local_reward for s in record.samples] == [-1.0, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(("locals_", "team", "pass_rate"), [
@@ -128,7 +127,7 @@ def test_a_call_without_a_local_reward_is_in_no_quantile_and_counts_as_zero_with
     for local_range, share in (((-1.0, 3.0), 0.25), ((1.0, 3.0), 0.0), ((-3.0, -1.0), 1.0)):
         options = PropagationConfig(mode="uniform", local_range=local_range)
         (record,), _ = assign_rewards([chain([None], 4.0)], RewardConfig(propagation=options))
-        assert record.samples[0].reward == 4.0 + share, local_range
+        assert record.samples[0].rewards.reward == 4.0 + share, local_range
 
 
 @pytest.mark.parametrize(("bad", "fallback"), [(1, 0.0), (2, 0.0), (3, 1.0)])

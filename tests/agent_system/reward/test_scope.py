@@ -55,9 +55,13 @@ def test_an_act_that_pays_nothing_is_not_an_environment_without_act() -> None:
 def test_the_last_call_of_a_turn_is_the_one_whose_first_generation_is_last() -> None:
     # A asks for a tool (call 0), B is called at the same time (call 1), A answers (call 2). As one sequence A
     # is one sample, call 0.
-    rounds = [replace(call("A", 1, 0), final_call=2), call("B", 1, 1, act=0.0), call("A", 1, 2, act=0.25)]
+    rounds = [
+        call("A", 1, 0).with_identity(final_call=2),
+        call("B", 1, 1, act=0.0),
+        call("A", 1, 2, act=0.25),
+    ]
     assert team_rewards(episode(rounds, [1.0]), "call") == [0.25, 1.0, 0.25]
-    assert team_rewards(episode([replace(rounds[2], call=0), rounds[1]], [1.0]), "call") == [0.25, 1.0]
+    assert team_rewards(episode([rounds[2].with_identity(call=0), rounds[1]], [1.0]), "call") == [0.25, 1.0]
 
 
 def test_step_reward_goes_to_the_last_call_of_each_agent_before_it() -> None:
@@ -93,7 +97,8 @@ def test_concurrent_calls_share_each_others_rewards() -> None:
     times = [(0, 2), (0, 0), (0, 1), (3, 4), (3, 3)]
     timed = zip(one_by_one.samples, times, strict=True)
     together = replace(
-        one_by_one, samples=tuple(replace(s, prior_replies=prior, order=order) for s, (prior, order) in timed)
+        one_by_one,
+        samples=tuple(s.with_identity(prior_replies=prior, order=order) for s, (prior, order) in timed),
     )
     # The first A: its own 1. B: all 1 + 2 + 4 + 8 of the turn. The second A: its 4, B's 2, the step's 8. Turn
     # 2: 48 for both.
@@ -104,8 +109,10 @@ def test_concurrent_calls_share_each_others_rewards() -> None:
 
 def test_a_summary_in_a_tree_has_the_term_of_the_reply_that_was_committed() -> None:
     replies = [
-        replace(call("A", 1, 1), candidate=i, committed=i == 1, reward_terms={"style": float(i)})
+        replace(
+            call("A", 1, 1).with_identity(candidate=i, committed=i == 1), reward_terms={"style": float(i)}
+        )
         for i in range(3)
     ]
-    tree = episode([replace(call("A", 1, 0), summary=True, final_call=1), *replies], [0.0])
+    tree = episode([call("A", 1, 0).with_identity(summary=True, final_call=1), *replies], [0.0])
     assert [tree.term(s, "style") for s in tree.samples] == [1.0, 0.0, 1.0, 2.0]

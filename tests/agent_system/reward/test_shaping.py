@@ -29,8 +29,8 @@ EPISODE = episode([call("A", 1, 0), call("B", 1, 1, local=-4.0), call("A", 2, 0,
 def test_shaping_by_hand(shaping: str, expected: list[float]) -> None:
     settings = RewardConfig(alpha=2.0, shaping=shaping, shaping_gamma=0.5, shaping_threshold=2.0)
     (shaped,), _ = assign_rewards([EPISODE], settings)
-    assert [s.reward for s in shaped.samples] == pytest.approx(expected, rel=1e-15)
-    assert [s.mixed_reward for s in shaped.samples] == [2.0, -2.0, 2.5]
+    assert [s.rewards.reward for s in shaped.samples] == pytest.approx(expected, rel=1e-15)
+    assert [s.rewards.mixed_reward for s in shaped.samples] == [2.0, -2.0, 2.5]
 
 
 def test_the_last_call_of_a_short_and_of_a_long_episode_keep_the_whole_reward() -> None:
@@ -38,5 +38,5 @@ def test_the_last_call_of_a_short_and_of_a_long_episode_keep_the_whole_reward() 
     long = episode([call("A", turn, 0) for turn in (1, 2, 3)], [0.0, 0.0, 1.0], "long")
     for shaping in ("turn_weighted", "discount", "hop_weighted", "hop_discount"):
         records, _ = assign_rewards([short, long], RewardConfig(shaping=shaping))
-        assert [r.samples[-1].reward for r in records] == [1.0, 1.0]
-        assert np.all(np.diff([s.reward for s in records[1].samples]) > 0)
+        assert [r.samples[-1].rewards.reward for r in records] == [1.0, 1.0]
+        assert np.all(np.diff([s.rewards.reward for s in records[1].samples]) > 0)

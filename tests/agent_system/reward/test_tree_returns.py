@@ -21,14 +21,11 @@ def candidate(
     """A candidate with the rewards of its own fork; `played` is the local reward of a committed one in the
     episode.
     """
-    own = replace(
-        call(agent_id, turn, number),
-        fork_reward=team,
-        local_reward=local,
-        candidate_reward=team + local,
-        committed=played is not None,
+    sample = call(agent_id, turn, number).with_identity(committed=played is not None)
+    own = sample.with_rewards(fork_reward=team, local_reward=local, candidate_reward=team + local)
+    return (
+        own if played is None else own.with_rewards(act_reward=team, episode_local=played, local_given=True)
     )
-    return own if played is None else replace(own, act_reward=team, episode_local=played, local_given=True)
 
 
 def tree(**changes: Any) -> EpisodeRecord:
@@ -50,7 +47,7 @@ def rewards(
     settings: RewardConfig, returns: str = "committed", **penalty: float
 ) -> tuple[list[float], dict[str, float]]:
     (record,), metrics = assign_rewards([tree()], settings, penalty, returns)
-    return [s.reward for s in record.samples], metrics
+    return [s.rewards.reward for s in record.samples], metrics
 
 
 @pytest.mark.parametrize(
@@ -89,17 +86,19 @@ def test_links_that_pass_are_those_between_committed_replies() -> None:
 
 def test_steps_of_committed_replies_have_the_rewards_until_the_agents_next_call() -> None:
     (record,), _ = assign_rewards([tree()], RewardConfig(), None, "committed")
-    steps = [s.step_reward for s in record.samples if s.committed]
+    steps = [s.rewards.step_reward for s in record.samples if s.identity.committed]
     assert steps == pytest.approx([0.5 + 0.6, 0.5 + 0.5 + 1.0 + 0.1, 0.5 + 1.0 + 0.8])
-    assert [s.step_reward for s in record.samples if not s.committed] == pytest.approx([0.95, 0.5, 0.05])
+    assert [s.rewards.step_reward for s in record.samples if not s.identity.committed] == pytest.approx(
+        [0.95, 0.5, 0.05]
+    )
 
 
 def test_all_candidates_pay_penalties() -> None:
     record = tree()
     record = replace(record, samples=tuple(replace(s, valid=False) for s in record.samples))
     (charged,), _ = assign_rewards([record], RewardConfig(), {"A": 0.5}, "committed")
-    assert [s.invalid_penalty for s in charged.samples] == [0.5, 0.5, 0, 0, 0.5, 0.5]
-    assert [s.reward for s in charged.samples] == pytest.approx([2.1, 0.45, 0.5, 2.1, 2.3, -0.45])
+    assert [s.rewards.invalid_penalty for s in charged.samples] == [0.5, 0.5, 0, 0, 0.5, 0.5]
+    assert [s.rewards.reward for s in charged.samples] == pytest.approx([2.1, 0.45, 0.5, 2.1, 2.3, -0.45])
 
 
 def test_single_steps_are_rewarded_as_before() -> None:
@@ -112,4 +111,4 @@ def test_assigning_twice_changes_nothing_and_failed_or_parallel_episodes_are_unt
     failed, parallel = tree(failure="lost"), episode([call("A", 1, 0, local=0.3)], [1.0])
     once, _ = assign_rewards([tree(), failed, parallel], RewardConfig(), {"A": 1.0}, "committed")
     assert assign_rewards(once, RewardConfig(), {"A": 1.0}, "committed")[0] == once
-    assert once[1] == failed and once[2].samples[0].reward == pytest.approx(1.3)
+    assert once[1] == failed and once[2].samples[0].rewards.reward == pytest.approx(1.3)

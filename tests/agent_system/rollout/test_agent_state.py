@@ -121,7 +121,9 @@ def digits(_prompt: str, request: GenerateRequest) -> str:
 def notes_of(result: CollectResult, episode: int = 0) -> list[str]:
     """Return the notes in the prompts of A."""
     samples = result.episodes[episode].committed
-    return [s.prompt_text.partition("notes: ")[2].partition(".")[0] for s in samples if s.agent_id == "A"]
+    return [
+        s.request.prompt_text.partition("notes: ")[2].partition(".")[0] for s in samples if s.agent_id == "A"
+    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"validate": True}, TREE], ids=["parallel", "validation", "tree"])
@@ -136,7 +138,7 @@ def test_an_episode_has_an_agent_of_its_own_that_remembers_what_was_committed(
         first = TASKS[number // 2].prompt
         assert notes_of(result, number) == [first, f"{first} {said[0]}", f"{first} {said[0]} {said[1]}"]
     if options is TREE:
-        assert any(not s.committed for s in result.episodes[0].samples)
+        assert any(not s.identity.committed for s in result.episodes[0].samples)
     assert not hasattr(agents["A"], "notes"), "the run's agent has no state"
 
 
@@ -222,7 +224,7 @@ class Searching(BaseAgent):
 
 def memories(result: CollectResult) -> list[str]:
     return [
-        s.prompt_text.partition("memory: ")[2].partition(".<")[0]
+        s.request.prompt_text.partition("memory: ")[2].partition(".<")[0]
         for s in result.episodes[0].committed
         if s.agent_id == "A"
     ]
@@ -286,18 +288,18 @@ def test_an_agent_writes_a_summary_that_is_credited_once(
     result = play(team(kind), summed, history_length=1, **options)
     episode = result.episodes[0]
     mine = [s for s in episode.committed if s.agent_id == "A"]
-    assert [s.summary for s in mine] == [False, True, False, True, False]
-    assert [s.call for s in mine] == [0, 0, 1, 0, 1] and len({s.seed for s in mine}) == 5
+    assert [s.identity.summary for s in mine] == [False, True, False, True, False]
+    assert [s.identity.call for s in mine] == [0, 0, 1, 0, 1] and len({s.request.seed for s in mine}) == 5
     assert (
-        all("Summary: all so far" in mine[i].prompt_text for i in (2, 3, 4))
-        and "Action 2" in mine[3].prompt_text
+        all("Summary: all so far" in mine[i].request.prompt_text for i in (2, 3, 4))
+        and "Action 2" in mine[3].request.prompt_text
     )
-    assert [s.trained for s in mine if s.summary] == [kind is Summing] * 2
-    assert all(mine[i].reward == mine[i + 1].reward for i in (1, 3))
+    assert [s.identity.trained for s in mine if s.identity.summary] == [kind is Summing] * 2
+    assert all(mine[i].rewards.reward == mine[i + 1].rewards.reward for i in (1, 3))
     if options is not TREE:
-        assert sum(s.step_reward for s in mine) <= episode.team_reward
-        assert sum(s.act_reward or 0.0 for s in episode.committed) == episode.team_reward
-    assert sum(not s.committed for s in episode.samples if s.summary) == 0
+        assert sum(s.rewards.step_reward for s in mine) <= episode.team_reward
+        assert sum(s.rewards.act_reward or 0.0 for s in episode.committed) == episode.team_reward
+    assert sum(not s.identity.committed for s in episode.samples if s.identity.summary) == 0
 
 
 def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> None:
@@ -316,13 +318,13 @@ def test_an_agent_behind_an_api_has_a_state_and_writes_summaries(play: Play) -> 
         server.stop()
     for task, episode in zip(TASKS, result.episodes, strict=True):
         mine = [s for s in episode.samples if s.agent_id == "A"]
-        assert [(s.summary, s.text) for s in mine] == [
+        assert [(s.identity.summary, s.text) for s in mine] == [
             (False, "3"),
             *[(True, "all so far"), (False, "3")] * 2,
         ]
-        assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[-1].prompt_text and not any(
-            s.trained for s in mine
-        )
+        assert f"notes: {task.prompt} 3 3. memory: Summary: all so far." in mine[
+            -1
+        ].request.prompt_text and not any(s.identity.trained for s in mine)
 
 
 def test_a_teams_memory_cannot_be_a_summary(make_collector: Any, scripted: Any) -> None:

@@ -75,12 +75,12 @@ async def test_batch_holds_one_row_per_call_padded_to_the_longest(
     assert len(data) == len(rows)
     assert len(repr(result)) < 200  # asyncio asks for it; not all texts of all episodes
     width_p, width_r = data.batch["prompts"].shape[1], data.batch["responses"].shape[1]
-    assert width_p == max(len(s.prompt_ids) for s in rows)
+    assert width_p == max(len(s.request.prompt_ids) for s in rows)
     assert width_r == max(len(s.generation.token_ids) for s in rows)
     for i, s in enumerate(rows):
-        p, r = len(s.prompt_ids), len(s.generation.token_ids)
+        p, r = len(s.request.prompt_ids), len(s.generation.token_ids)
         assert data.batch["prompts"][i].tolist() == [tokenizer.pad_token_id] * (width_p - p) + list(
-            s.prompt_ids
+            s.request.prompt_ids
         )
         assert data.batch["responses"][i].tolist() == list(s.generation.token_ids) + [
             tokenizer.pad_token_id
@@ -132,7 +132,7 @@ async def test_every_request_has_its_own_seed_that_step_and_run_seed_change(
     async def seeds(step: int, seed: int, validate: bool = False) -> list[int]:
         engine = scripted()
         result = await make_collector(engine, seed=seed).collect(tasks, 3, step=step, validate=validate)
-        return [s.seed for e in result.episodes for s in e.samples]
+        return [s.request.seed for e in result.episodes for s in e.samples]
 
     first = await seeds(1, 0)
     assert len(set(first)) == len(first)
@@ -268,9 +268,9 @@ async def test_all_agents_read_the_one_memory_of_the_team(make_collector, script
         scripted(["3", "yes", "4", "no"]), orchestra=Both(), agents=agents, env=Goes, max_steps=2
     ).collect(tasks[:1], 1, step=1)
     for at, memory in (((1, 0), "[]"), ((1, 1), "[]"), ((2, 0), "Action 1: '3'"), ((2, 1), "Action 1: '3'")):
-        (sample,) = [s for s in result.episodes[0].samples if (s.turn, s.call) == at]
-        assert memory in sample.prompt_text
-        assert "yes" not in sample.prompt_text
+        (sample,) = [s for s in result.episodes[0].samples if (s.identity.turn, s.identity.call) == at]
+        assert memory in sample.request.prompt_text
+        assert "yes" not in sample.request.prompt_text
 
 
 @pytest.mark.parametrize(("episodes", "settings"), [(4, {"env_threads": 4}), (100, {})])

@@ -371,7 +371,7 @@ def test_agents_with_state_play_the_same_episodes_with_workers(
     away = play([f"act:kill once {tmp_path / 'killed'}", "fine"], pair, n=2, agents=agents)
     assert away.metrics["episode/count"] == 4, "an episode that loses its worker begins anew"
     replies = [
-        [s.prompt_text.count("boxed") for s in e.samples if s.agent_id == "Solver"]
+        [s.request.prompt_text.count("boxed") for s in e.samples if s.agent_id == "Solver"]
         for e in (*at_home.episodes, *away.episodes)
     ]
     assert replies == [[0, 1, 2]] * 6

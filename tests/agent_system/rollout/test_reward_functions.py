@@ -113,7 +113,7 @@ def nothing(episode):
 
 
 def of_the_last(episode, call):
-    assert call.final_call is None
+    assert call.identity.final_call is None
     return Reward([(0, 2, 1.5)], {"boxed": 1.0})
 
 
@@ -208,7 +208,7 @@ def test_a_number_replaces_the_environments_team_reward_in_training_and_validati
     result = play(custom(functions, "plus_length", weight=10.0), validate=validate)
     (episode,) = result.episodes
     assert episode.team_reward == 21.0
-    assert [(s.reward, s.step_reward) for s in episode.samples] == [(21.0, 21.0)] * 2
+    assert [(s.rewards.reward, s.rewards.step_reward) for s in episode.samples] == [(21.0, 21.0)] * 2
     assert result.metrics["episode/team_reward/mean"] == 21.0
     assert result.metrics["episode/success_rate"] == 1.0, "still the environment's"
 
@@ -225,7 +225,7 @@ def test_a_function_with_verls_parameters_gets_the_reply_with_the_answer_and_the
 
 def test_a_function_with_verls_parameters_gets_what_verls_managers_add(play, functions) -> None:
     result = play(custom(functions, "of_a_run"), experiment_name="qwen")
-    assert result.episodes[0].team_reward == 2 * result.episodes[0].samples[-1].turn == 2
+    assert result.episodes[0].team_reward == 2 * result.episodes[0].samples[-1].identity.turn == 2
 
 
 def test_the_reply_with_the_answer_is_the_last_one_with_its_action(play, functions) -> None:
@@ -242,7 +242,7 @@ def test_the_reply_with_the_answer_is_the_last_one_with_its_action(play, functio
 
 def test_a_mapping_gives_local_rewards_and_keeps_the_environments_team_reward(play, functions) -> None:
     (episode,) = play(custom(functions, "by_call")).episodes
-    assert [(s.local_reward, s.local_given, s.reward) for s in episode.samples] == [
+    assert [(s.rewards.local_reward, s.rewards.local_given, s.rewards.reward) for s in episode.samples] == [
         (0.25, True, 1.25),
         (0.5, True, 1.5),
     ]
@@ -253,7 +253,7 @@ def test_functions_of_agents_add_to_the_local_rewards_of_the_episodes_function(p
     reward.agent_functions = {"solver|x": f"{functions}:boxed", ".*": f"{functions}:truth"}
     result = play(reward, n=2)
     for episode in result.episodes:
-        assert [s.local_reward for s in episode.samples] == [1.0 + 1.5 + 4.0, 4.0]
+        assert [s.rewards.local_reward for s in episode.samples] == [1.0 + 1.5 + 4.0, 4.0]
         assert episode.team_reward == 2.0
     assert result.metrics["reward/style/mean"] == 3.0
     assert result.metrics["reward/boxed/mean"] == result.metrics["agent/solver/reward/boxed/mean"] == 1.0
@@ -280,17 +280,20 @@ def test_a_summary_and_an_earlier_round_have_the_local_reward_of_the_last_genera
     (episode,) = play(RewardConfig()).episodes
     solver, verifier = episode.samples
     earlier = [
-        replace(solver, text="", call=i, final_call=2, summary=i == 0, local_reward=2.0, local_given=True)
+        replace(solver, text="")
+        .with_identity(call=i, final_call=2, summary=i == 0)
+        .with_rewards(local_reward=2.0, local_given=True)
         for i in range(2)
     ]
-    episode = replace(episode, samples=(*earlier, replace(solver, call=2), replace(verifier, call=3)))
+    last = (solver.with_identity(call=2), verifier.with_identity(call=3))
+    episode = replace(episode, samples=(*earlier, *last))
     scorer = EpisodeScorer(reward, ["Solver", "Verifier"], 1, lambda sample, _: sample.text)
     scored = asyncio.run(scorer.score(episode)).samples
-    assert [s.local_reward for s in scored] == [*expected, 0.0]
+    assert [s.rewards.local_reward for s in scored] == [*expected, 0.0]
     assert [s.reward_terms for s in scored] == [{}, {}, {"boxed": 1.0}, {}]
     model = ReplyScorer(RewardModelConfig(kind="api", combine="replace"), Half(), ["Solver"], 300.0)  # type: ignore[arg-type]
     scored = asyncio.run(scorer.score(episode, model)).samples
-    assert [s.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], (
+    assert [s.rewards.local_reward for s in scored] == [*(value + 0.5 for value in expected), 0.0], (
         "the model's is added to a function's"
     )
 
@@ -341,7 +344,10 @@ def test_a_mapping_gives_rewards_of_tokens_to_calls(play, functions) -> None:
             reward.granularity = "token"
             result = play(reward)
             solver, verifier = result.episodes[0].samples
-            assert [(s.local_reward, s.reward) for s in (solver, verifier)] == [(0.5, 1.5), (1.0, 2.0)]
+            assert [(s.rewards.local_reward, s.rewards.reward) for s in (solver, verifier)] == [
+                (0.5, 1.5),
+                (1.0, 2.0),
+            ]
             where = [
                 [(i, value) for i, value in enumerate(row.tolist()) if value]
                 for row in result.batch.batch["token_rewards"]
@@ -462,7 +468,7 @@ def test_functions_and_managers_limit_their_time_by_alarms_as_in_the_main_thread
 @pytest.mark.parametrize("name", ["of_a_call", "async_of_a_call"])
 def test_functions_of_agents_limit_their_time_by_alarms_as_in_the_main_thread(play, alarms, name) -> None:
     (episode,) = play(RewardConfig(agent_functions={".*": f"{alarms}:{name}"})).episodes
-    assert [sample.local_reward for sample in episode.samples] == [1.0, 1.0]
+    assert [sample.rewards.local_reward for sample in episode.samples] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -556,7 +562,11 @@ def process(tmp_path: Path, name: str, granularity: str = "token") -> RewardConf
 def test_rewards_of_tokens_are_the_local_reward_and_a_tensor_of_the_batch(play, tmp_path) -> None:
     result = play(process(tmp_path, "by_token"))
     solver, verifier = result.episodes[0].samples
-    assert (solver.local_reward, solver.reward, verifier.token_rewards) == (0.5, 1.5, ())
+    assert (solver.rewards.local_reward, solver.rewards.reward, verifier.rewards.token_rewards) == (
+        0.5,
+        1.5,
+        (),
+    )
     rewards = result.batch.batch["token_rewards"]
     assert rewards.shape == result.batch.batch["responses"].shape
     assert rewards.sum(dim=1).tolist() == [0.5, 0.0]
@@ -572,10 +582,10 @@ def test_the_reward_of_a_span_is_on_the_token_that_completes_it(
         make_collector(engine, reward=process(tmp_path, "spans")), [Task("t", "2+2?", ground_truth="4")]
     ).episodes
     solver = episode.samples[0]
-    where = [i for i, value in enumerate(solver.token_rewards) if value]
-    assert [solver.token_rewards[i] for i in where] == [0.5, 0.5]
+    where = [i for i, value in enumerate(solver.rewards.token_rewards) if value]
+    assert [solver.rewards.token_rewards[i] for i in where] == [0.5, 0.5]
     assert [tokenizer.decode(solver.generation.token_ids[: i + 1]) for i in where] == ["Gr", text]
-    assert solver.token_rewards[-1] == 0.0, "the end token"
+    assert solver.rewards.token_rewards[-1] == 0.0, "the end token"
 
 
 def test_the_last_byte_of_a_character_that_is_not_complete_completes_its_span(play, tokenizer) -> None:

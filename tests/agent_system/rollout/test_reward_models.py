@@ -63,8 +63,11 @@ def test_a_score_is_added_to_the_local_reward_of_each_call(play: Any, validate: 
     model = Length()
     result = play(rewards(weight=0.5), model, validate=validate)
     solver, verifier = result.episodes[0].samples
-    assert (solver.local_reward, verifier.local_reward) == (0.5 * len(solver.text), 0.5 * len(verifier.text))
-    assert solver.reward == 1.0 + solver.local_reward, "the environment's team reward stays"
+    assert (solver.rewards.local_reward, verifier.rewards.local_reward) == (
+        0.5 * len(solver.text),
+        0.5 * len(verifier.text),
+    )
+    assert solver.rewards.reward == 1.0 + solver.rewards.local_reward, "the environment's team reward stays"
     assert model.priorities == {priority_of(validate)}
     assert [m["role"] for m in model.asked[0].messages] == ["system", "user"]
     assert "2+2?" in model.asked[0].messages[-1]["content"] and model.asked[0].reply == "so \\boxed{4}"
@@ -106,7 +109,7 @@ def test_a_score_of_the_answer_is_a_team_reward(play: Any, combine: str, team: f
     model = Length(lambda c: 2.0)
     result = play(rewards(scope="episode", combine=combine), model)
     (episode,) = result.episodes
-    assert (episode.team_reward, episode.samples[0].reward) == (team, team)
+    assert (episode.team_reward, episode.samples[0].rewards.reward) == (team, team)
     assert episode.reward_terms == {"model_score": 2.0} and result.metrics["reward/model_score/mean"] == 2.0
     assert [(c.messages[0]["content"], c.reply) for c in model.asked] == [("2+2?", "4")]
 
@@ -117,10 +120,10 @@ def test_functions_see_the_score_and_share_its_place(play: Any, tmp_path: Any) -
     reward = rewards(combine="replace", weight=0.0)
     reward.agent_functions = {"solver": f"{path}:half"}
     (episode,) = play(reward, Length(lambda c: 8.0)).episodes
-    assert [s.local_reward for s in episode.samples] == [4.0, 0.0]
+    assert [s.rewards.local_reward for s in episode.samples] == [4.0, 0.0]
     reward.model.weight = 1.0
     (episode,) = play(reward, Length(lambda c: 8.0)).episodes
-    assert [s.local_reward for s in episode.samples] == [12.0, 8.0]
+    assert [s.rewards.local_reward for s in episode.samples] == [12.0, 8.0]
 
 
 @pytest.mark.parametrize(
@@ -215,18 +218,18 @@ def test_candidates_are_chosen_by_the_model_alone_where_the_environment_gives_no
 ) -> None:
     (episode,) = tree_play(make_collector, scripted, rewards(), Length(), "step").episodes
     solver = [s for s in episode.samples if s.agent_id == "Solver"]
-    assert [s.committed for s in solver] == [False, False, True]
+    assert [s.identity.committed for s in solver] == [False, False, True]
     assert (
-        [s.reward for s in solver]
+        [s.rewards.reward for s in solver]
         == [len(s.text.strip()) for s in solver]
-        == [s.candidate_reward for s in solver]
+        == [s.rewards.candidate_reward for s in solver]
     )
 
 
 def test_a_candidate_whose_score_fails_is_left_out(make_collector: Any, scripted: Any) -> None:
     model = Length(lambda c: 1 / 0 if c.reply.count("long") == 2 else len(c.reply))
     (episode,) = tree_play(make_collector, scripted, rewards(), model, "step", max_failure_rate=0.5).episodes
-    assert [s.candidate for s in episode.samples if s.agent_id == "Solver"] == [0, 1]
+    assert [s.identity.candidate for s in episode.samples if s.agent_id == "Solver"] == [0, 1]
     assert episode.left_out == 1
 
 
@@ -244,9 +247,14 @@ def test_functions_reward_the_committed_replies_of_a_tree(
     (episode,) = tree_play(make_collector, scripted, reward, Length(), "committed").episodes
     assert episode.team_reward == 2.0
     *others, chosen = [s for s in episode.samples if s.agent_id == "Solver"]
-    assert chosen.committed and [s.reward for s in others] == [0.25 * len(s.text.strip()) for s in others]
+    assert chosen.identity.committed and [s.rewards.reward for s in others] == [
+        0.25 * len(s.text.strip()) for s in others
+    ]
     score = chosen.reward_terms["model_score"]
-    assert (chosen.candidate_reward, chosen.local_reward) == (0.25 * score, 100 + 1.25 * score)
+    assert (chosen.rewards.candidate_reward, chosen.rewards.local_reward) == (
+        0.25 * score,
+        100 + 1.25 * score,
+    )
     with pytest.raises(ConfigError, match="score finished episodes"):
         tree_play(make_collector, scripted, reward, Length(), "step")
 

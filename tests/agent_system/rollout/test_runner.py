@@ -33,8 +33,8 @@ async def test_the_next_speaker_reads_what_was_said_without_the_thinking(make_co
         return "<verify>approve</verify>" if "Check:" in prompt else "<think>secret</think> it is \\boxed{4}"
 
     episode = await one(make_collector(scripted(script)))
-    assert "Solver: it is \\boxed{4}" in episode.samples[1].prompt_text
-    assert "secret" not in episode.samples[1].prompt_text
+    assert "Solver: it is \\boxed{4}" in episode.samples[1].request.prompt_text
+    assert "secret" not in episode.samples[1].request.prompt_text
     assert "secret" in episode.samples[0].text
 
 
@@ -43,8 +43,8 @@ async def test_thinking_that_was_cut_off_is_not_shown_to_the_next_speaker(make_c
         return "<verify>approve</verify>" if "Check:" in prompt else "<think>secret, and then the limit"
 
     episode = await one(make_collector(scripted(script)))
-    assert "Solver: " in episode.samples[1].prompt_text
-    assert "secret" not in episode.samples[1].prompt_text
+    assert "Solver: " in episode.samples[1].request.prompt_text
+    assert "secret" not in episode.samples[1].request.prompt_text
 
 
 async def test_a_model_that_writes_special_tokens_cannot_end_another_agents_message(
@@ -79,15 +79,15 @@ async def test_every_sample_gets_the_sum_of_team_rewards_and_its_own_local_rewar
     make_collector, scripted
 ) -> None:
     episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5, reward=RewardConfig(alpha=2.0)))
-    assert [(s.turn, s.call, s.agent_id) for s in episode.samples] == [
+    assert [(s.identity.turn, s.identity.call, s.agent_id) for s in episode.samples] == [
         (1, 0, "Solver"),
         (1, 1, "Verifier"),
         (2, 0, "Solver"),
         (2, 1, "Verifier"),
     ]
-    assert [s.team_reward for s in episode.samples] == [3.0] * 4
-    assert [s.local_reward for s in episode.samples] == [0.25, 0.5, 0.0, 0.0]
-    assert [s.reward for s in episode.samples] == [6.25, 6.5, 6.0, 6.0]
+    assert [s.rewards.team_reward for s in episode.samples] == [3.0] * 4
+    assert [s.rewards.local_reward for s in episode.samples] == [0.25, 0.5, 0.0, 0.0]
+    assert [s.rewards.reward for s in episode.samples] == [6.25, 6.5, 6.0, 6.0]
     assert episode.info["steps"] == 2
 
 
@@ -95,9 +95,9 @@ async def test_the_next_turn_sees_the_new_observation_and_remembers_the_last(
     make_collector, scripted
 ) -> None:
     episode = await one(make_collector(scripted(), env=TwoTurns, max_steps=5))
-    assert "Q: after 1" in episode.samples[2].prompt_text
-    assert "[Observation 1: 'start', Action 1: '4']" in episode.samples[2].prompt_text
-    assert "step 2" in episode.samples[2].prompt_text
+    assert "Q: after 1" in episode.samples[2].request.prompt_text
+    assert "[Observation 1: 'start', Action 1: '4']" in episode.samples[2].request.prompt_text
+    assert "step 2" in episode.samples[2].request.prompt_text
 
 
 async def test_max_steps_ends_an_episode_that_is_not_done(make_collector, scripted) -> None:
@@ -119,7 +119,7 @@ async def test_done_inside_a_turn_stops_the_episode_before_the_next_agent_speaks
 ) -> None:
     episode = await one(make_collector(scripted(), env=EndsInside))
     assert [s.agent_id for s in episode.samples] == ["Solver"]
-    assert (episode.team_reward, episode.samples[0].local_reward) == (1.0, 0.5)
+    assert (episode.team_reward, episode.samples[0].rewards.local_reward) == (1.0, 0.5)
     assert not episode.failed
 
 
@@ -130,7 +130,7 @@ class Speaks(OneTurn):
 
 async def test_agents_may_see_different_things(make_collector, scripted) -> None:
     episode = await one(make_collector(scripted(), env=Speaks))
-    assert "Check: only for Verifier" in episode.samples[1].prompt_text
+    assert "Check: only for Verifier" in episode.samples[1].request.prompt_text
 
 
 class Together(BaseOrchestra):
@@ -152,13 +152,13 @@ async def test_calls_at_the_same_time_do_not_read_each_other_and_keep_their_orde
             await asyncio.sleep(0.01)
 
     episode = await one(make_collector(scripted(delay=delay), orchestra=Together()))
-    assert [(s.call, s.agent_id) for s in episode.samples] == [
+    assert [(s.identity.call, s.agent_id) for s in episode.samples] == [
         (0, "Solver"),
         (1, "Verifier"),
         (2, "Verifier"),
     ]
-    assert "Solver:" not in episode.samples[1].prompt_text
-    last = episode.samples[2].prompt_text
+    assert "Solver:" not in episode.samples[1].request.prompt_text
+    last = episode.samples[2].request.prompt_text
     assert last.index("Solver: so") < last.index("Verifier: <verify>")
     assert episode.info["said"] == 2
 
@@ -183,7 +183,7 @@ class TwoPlainTurns(TwoTurns):
 
 async def test_a_call_that_begins_after_its_turn_has_a_number_of_its_turn(make_collector, scripted) -> None:
     episode = await one(make_collector(scripted(), orchestra=Behind(), env=TwoPlainTurns, max_steps=5))
-    assert [(s.turn, s.call, s.agent_id) for s in episode.samples] == [
+    assert [(s.identity.turn, s.identity.call, s.agent_id) for s in episode.samples] == [
         (1, 0, "Solver"),
         (1, 1, "Verifier"),
         (2, 0, "Solver"),
@@ -425,9 +425,13 @@ async def test_a_call_with_tools_that_fails_leaves_no_sample_that_is_rewarded_or
     )
     result = await collector.collect([Task("a", "2+2?", "sums", "4")], 1, step=1)
     (episode,) = result.episodes
-    assert [(s.text, s.reward, s.trained) for s in episode.samples] == [("4", 1.75, True)] and len(
-        result.batch
-    ) == 1
+    assert [(s.text, s.rewards.reward, s.identity.trained) for s in episode.samples] == [
+        ("4", 1.75, True)
+    ] and len(result.batch) == 1
     (lost,) = episode.unheard
-    assert "calculator" in lost.text and not lost.trained and [asked.reply for asked in model.asked] == ["4"]
+    assert (
+        "calculator" in lost.text
+        and not lost.identity.trained
+        and [asked.reply for asked in model.asked] == ["4"]
+    )
     assert episode.reply_tokens == sum(len(s.generation.token_ids) for s in (lost, *episode.samples))

@@ -126,19 +126,22 @@ def test_every_generation_is_a_sample_and_the_next_prompt_continues_its_tokens(
     (episode,) = result.episodes
     asked, answered = episode.samples
     assert (
-        [s.call for s in episode.samples] == [0, 1]
+        [s.identity.call for s in episode.samples] == [0, 1]
         and (asked.action, answered.action) == ("", "4")
         and asked.valid
     )
-    assert answered.prompt_ids[: len(asked.prompt_ids)] == asked.prompt_ids
-    rest = answered.prompt_ids[len(asked.prompt_ids) :]
+    assert answered.request.prompt_ids[: len(asked.request.prompt_ids)] == asked.request.prompt_ids
+    rest = answered.request.prompt_ids[len(asked.request.prompt_ids) :]
     assert rest[: len(asked.generation.token_ids)] == asked.generation.token_ids
     added = tokenizer.decode(rest[len(asked.generation.token_ids) :])
     assert added == (
         "\n<|im_start|>user\n<tool_response>\nvalue of k\n</tool_response>\n"
         "<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert asked.seed != answered.seed and [r.seed for r in engine.requests] == [asked.seed, answered.seed]
+    assert asked.request.seed != answered.request.seed and [r.seed for r in engine.requests] == [
+        asked.request.seed,
+        answered.request.seed,
+    ]
     assert len(result.batch) == 2
     again, _ = play([first, "so \\boxed{4}"])
     assert [s.to_json() for s in again.episodes[0].samples] == [s.to_json() for s in episode.samples]
@@ -148,11 +151,13 @@ def test_the_environment_acts_once_and_every_round_is_credited_with_it(play: Any
     result, _ = play([called("lookup", key="k"), "\\boxed{4}"], reward=RewardConfig(team_scope="call"))
     (episode,) = result.episodes
     assert episode.info["acts"] == 1 and episode.team_reward == 1.5
-    assert [(s.act_reward, s.local_reward, s.team_reward) for s in episode.samples] == [
+    assert [
+        (s.rewards.act_reward, s.rewards.local_reward, s.rewards.team_reward) for s in episode.samples
+    ] == [
         (None, 0.25, 1.5),
         (1.0, 0.25, 1.5),
     ]
-    assert sum(s.step_reward for s in episode.samples) == 1.75
+    assert sum(s.rewards.step_reward for s in episode.samples) == 1.75
 
 
 def test_all_rounds_of_a_call_have_its_credit_and_anchors_of_their_own(play: Any) -> None:
@@ -165,15 +170,15 @@ def test_all_rounds_of_a_call_have_its_credit_and_anchors_of_their_own(play: Any
             play(ROUNDS, reward=reward, tool_sequences=t)[0].episodes[0].samples for t in ([], ["Solver"])
         )
         assert (
-            [(s.team_reward, s.reward) for s in apart]
-            == [(s.team_reward, s.reward) for s in joined] * 3
+            [(s.rewards.team_reward, s.rewards.reward) for s in apart]
+            == [(s.rewards.team_reward, s.rewards.reward) for s in joined] * 3
             == [(1.5, 1.75)] * 3
         )
     anchors = ["2+2?", "2+2?\nlookup {'key': 'k'}\n<|im_end|>value of k"]
-    assert [s.anchor for s in apart] == [
+    assert [s.identity.anchor for s in apart] == [
         *anchors,
         f"{anchors[1]}\ncalculator {{'expression': '2+2'}}\n4",
-    ] and joined[0].anchor == "2+2?"
+    ] and joined[0].identity.anchor == "2+2?"
 
 
 def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(
@@ -188,7 +193,7 @@ def test_a_template_that_wants_user_and_assistant_in_turn_shows_several_results(
     monkeypatch.setattr(tokenizer, "chat_template", strict)
     result, _ = play([called("lookup", key="k") + called("calculator", expression="1+1"), "\\boxed{4}"])
     (episode,) = result.episodes
-    assert episode.failure is None and episode.samples[1].prompt_text.endswith(
+    assert episode.failure is None and episode.samples[1].request.prompt_text.endswith(
         "[user]<tool_response>\nvalue of k\n</tool_response>\n<tool_response>\n2\n</tool_response>[assistant]"
     )
 
@@ -215,7 +220,7 @@ def test_a_call_that_fails_costs_a_readable_message(play: Any, reply: str, kind:
     result, _ = play([reply, "\\boxed{4}"])
     (episode,) = result.episodes
     first, last = episode.samples
-    assert episode.failure is None and message in last.prompt_text.partition("<tool_response>")[2]
+    assert episode.failure is None and message in last.request.prompt_text.partition("<tool_response>")[2]
     assert first.valid == (kind != "malformed") and last.valid
     counts = {
         name: result.metrics[f"agent/solver/tools/{name}"] for name in ("malformed", "errors", "timeouts")
@@ -225,12 +230,14 @@ def test_a_call_that_fails_costs_a_readable_message(play: Any, reply: str, kind:
         result.metrics["agent/solver/tools/rounds/mean"] == 2
         and result.metrics["agent/solver/tools/calls_per_episode"] == 1
     )
-    assert len(last.prompt_ids) - len(first.prompt_ids) - len(first.generation.token_ids) < 600
+    assert (
+        len(last.request.prompt_ids) - len(first.request.prompt_ids) - len(first.generation.token_ids) < 600
+    )
 
 
 def test_malformed_calls_are_penalized_in_training(play: Any) -> None:
     result, _ = play([called("nothing"), "\\boxed{4}"], invalid_action_penalty={"Solver": 0.5})
-    assert [s.invalid_penalty for s in result.episodes[0].samples] == [0.5, 0.0]
+    assert [s.rewards.invalid_penalty for s in result.episodes[0].samples] == [0.5, 0.0]
 
 
 def test_rounds_prompts_and_calls_are_limited(play: Any) -> None:
@@ -240,10 +247,13 @@ def test_rounds_prompts_and_calls_are_limited(play: Any) -> None:
         and endless.metrics["agent/solver/tools/cut"] == 1
     )
     first = play([called("lookup", key="k"), "\\boxed{4}"])[0].episodes[0].samples[0]
-    short, _ = play([called("lookup", key="k"), "\\boxed{4}"], max_prompt_length=len(first.prompt_ids) + 20)
+    short, _ = play(
+        [called("lookup", key="k"), "\\boxed{4}"], max_prompt_length=len(first.request.prompt_ids) + 20
+    )
     assert len(short.episodes[0].samples) == 1 and short.metrics["agent/solver/tools/cut"] == 1
     wrong, _ = play(
-        ["\\boxed{4} " + called("no such tool", key="k")], max_prompt_length=len(first.prompt_ids) + 20
+        ["\\boxed{4} " + called("no such tool", key="k")],
+        max_prompt_length=len(first.request.prompt_ids) + 20,
     )
     (sample,) = wrong.episodes[0].samples
     assert (sample.action, sample.valid) == ("4", False), (
@@ -261,7 +271,7 @@ def test_a_template_that_drops_thinking_begins_anew(
     monkeypatch.setattr(tokenizer, "chat_template", dropping)
     result, _ = play([f"<think>much</think>{called('lookup', key='k')}", "\\boxed{4}"])
     last = result.episodes[0].samples[1]
-    assert "much" not in last.prompt_text and "value of k" in last.prompt_text
+    assert "much" not in last.request.prompt_text and "value of k" in last.request.prompt_text
     assert result.metrics["agent/solver/tools/restarted"] == 1
 
 
@@ -275,9 +285,11 @@ def test_a_template_with_tools_shows_their_schemas_and_messages(
     monkeypatch.setattr(tokenizer, "chat_template", native)
     result, _ = play([called("lookup", key="k"), "\\boxed{4}"])
     first, last = result.episodes[0].samples
-    assert first.prompt_text.startswith("<tool_call> of lookup calculator broken quits <|im_start|>user")
-    assert last.prompt_text == (
-        f"{first.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of "
+    assert first.request.prompt_text.startswith(
+        "<tool_call> of lookup calculator broken quits <|im_start|>user"
+    )
+    assert last.request.prompt_text == (
+        f"{first.request.prompt_text}{first.text}<|im_end|>\n<|im_start|>tool\nvalue of "
         "k<|im_end|>\n<|im_start|>assistant\n"
     )
     assert result.metrics["agent/solver/tools/restarted"] == 0
@@ -288,8 +300,8 @@ def test_a_reply_that_was_cut_off_is_closed_by_the_template(play: Any, tokenizer
     length = len(tokenizer.encode(call, add_special_tokens=False))
     result, _ = play(lambda _prompt, _request: call, max_tokens=length)
     first, last = result.episodes[0].samples[:2]
-    assert first.generation.stop_reason == "length" and last.prompt_text.startswith(
-        f"{first.prompt_text}{call}<|im_end|>\n<|im_start|>"
+    assert first.generation.stop_reason == "length" and last.request.prompt_text.startswith(
+        f"{first.request.prompt_text}{call}<|im_end|>\n<|im_start|>"
     )
 
 
@@ -367,7 +379,8 @@ def test_tools_that_depend_on_the_state_are_shown_as_they_are(make_collector: An
     )
     result = asyncio.run(collector.collect(tasks, 1, step=1))
     texts = [
-        [s.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples] for e in result.episodes
+        [s.request.prompt_text.partition("known: ")[2].partition("<")[0] for s in e.samples]
+        for e in result.episodes
     ]
     assert texts == [["x y", "x y new"], ["z", "z new"]], (
         "a prompt that shows other tools begins a sample of its own"
@@ -393,13 +406,16 @@ def test_the_generations_of_a_call_are_one_masked_sequence(play: Any, tmp_path: 
     )
     first, _, last = rounds = apart.episodes[0].samples
     (sample,) = joined.episodes[0].samples
-    assert (sample.call, sample.prompt_ids, sample.action, sample.reward) == (
+    assert (sample.identity.call, sample.request.prompt_ids, sample.action, sample.rewards.reward) == (
         0,
-        first.prompt_ids,
+        first.request.prompt_ids,
         "4",
-        last.reward,
+        last.rewards.reward,
     )
-    assert sample.prompt_ids + sample.generation.token_ids == last.prompt_ids + last.generation.token_ids
+    assert (
+        sample.request.prompt_ids + sample.generation.token_ids
+        == last.request.prompt_ids + last.generation.token_ids
+    )
     batch = joined.batch.batch
     mask = batch["response_mask"][0].bool()
     assert batch["responses"][0][mask].tolist() == [t for s in rounds for t in s.generation.token_ids]
@@ -488,22 +504,26 @@ def test_a_sequence_ends_where_the_template_drops_a_part(
     }
     result, engine = play(replies, **settings)
     first, last = result.episodes[0].samples
-    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (first.call, first.final_call, last.call) == (
+    assert [len(s.rounds) for s in (first, last)] == [2, 2] and (
+        first.identity.call,
+        first.identity.final_call,
+        last.identity.call,
+    ) == (
         0,
         2,
         2,
     )
     assert (
-        last.prompt_ids == engine.requests[2].prompt_ids
+        last.request.prompt_ids == engine.requests[2].prompt_ids
         and "much" in first.text
-        and "much" not in last.prompt_text
+        and "much" not in last.request.prompt_text
     )
-    assert [(s.local_reward, s.team_reward, s.act_reward) for s in (first, last)] == [
+    assert [(s.rewards.local_reward, s.rewards.team_reward, s.rewards.act_reward) for s in (first, last)] == [
         (0.25, 1.5, None),
         (0.25, 1.5, 1.0),
     ]
-    assert [s.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(
-        s.step_reward for s in (first, last)
+    assert [s.rewards.invalid_penalty for s in (first, last)] == [0.5, 0.0] and sum(
+        s.rewards.step_reward for s in (first, last)
     ) == 1.75 - 0.5
     assert (
         result.metrics["agent/solver/tools/restarted"] == 1
@@ -519,7 +539,7 @@ def test_a_sequence_knows_the_weights_of_every_token(play: Any) -> None:
         for s, (version, earlier) in zip(samples, spans, strict=True)
     ]
     (joined,) = join_generations(changed, ["Solver"], lambda _agent, _reply: "")
-    begins = [len(s.prompt_ids) - len(samples[0].prompt_ids) for s in samples[1:]]
+    begins = [len(s.request.prompt_ids) - len(samples[0].request.prompt_ids) for s in samples[1:]]
     assert (
         joined.generation.earlier == ((3, begins[0]), (3, 2), (4, begins[1] - begins[0] - 2))
         and joined.generation.version == 5
@@ -530,7 +550,9 @@ def test_a_sequence_is_as_long_as_a_prompt_and_a_reply(play: Any) -> None:
     calls = [called("lookup", key="k"), called("lookup", key="k"), "\\boxed{4}"]
     whole = play(calls, tool_sequences=["Solver"])[0].episodes[0].samples[0]
     limit = (
-        len(whole.prompt_ids) + len(whole.generation.token_ids) - len(whole.rounds[-1].generation.token_ids)
+        len(whole.request.prompt_ids)
+        + len(whole.generation.token_ids)
+        - len(whole.rounds[-1].generation.token_ids)
     )
     kept = play(calls, tool_sequences=["Solver"], max_prompt_length=limit)[0]
     cut = play(calls, tool_sequences=["Solver"], max_prompt_length=limit - 1)[0]

@@ -208,9 +208,11 @@ def test_every_prompt_is_the_rendered_conversation(
     shown = [reply.removeprefix(mark) for reply in replies]
     for number, sample in enumerate(episode.samples):
         expected = rendered(tokenizer, shown[:number], results[:number])
-        assert sample.prompt_text.replace(mark, "") == expected, "the mark is sampled, but in no message"
+        assert sample.request.prompt_text.replace(mark, "") == expected, (
+            "the mark is sampled, but in no message"
+        )
         if not number or not mark:
-            assert list(sample.prompt_ids) == tokenizer.encode(expected, add_special_tokens=False)
+            assert list(sample.request.prompt_ids) == tokenizer.encode(expected, add_special_tokens=False)
     counts = {
         name: result.metrics[f"agent/single_agent/tools/{name}"]
         for name in ("malformed", "errors", "restarted", "cut")
@@ -229,8 +231,8 @@ def test_what_qwen_3_leaves_out_is_rendered_anew_and_counted(
     assert [s.tools.restarted for s in samples] == [False, True, True] and result.metrics[
         "agent/single_agent/tools/restarted"
     ] == 2
-    assert [s.prompt_text for s in samples[1:]] == [
+    assert [s.request.prompt_text for s in samples[1:]] == [
         rendered(tokenizer, [before], [["2"]]),
         rendered(tokenizer, [before, twice], [["2"], ["4"]]),
     ]
-    assert "Let me see" not in samples[1].prompt_text and "two" not in samples[2].prompt_text
+    assert "Let me see" not in samples[1].request.prompt_text and "two" not in samples[2].request.prompt_text

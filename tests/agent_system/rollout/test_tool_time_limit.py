@@ -51,7 +51,7 @@ async def test_a_tool_that_never_returns_costs_its_time_limit(make_collector: An
         f"<tool_response>\nerror: {name} gave no result within 0.1 s\n</tool_response>\n"
         for name in ("waits", "refuses")
     )
-    assert answers.rstrip() in episode.samples[1].prompt_text
+    assert answers.rstrip() in episode.samples[1].request.prompt_text
     assert [
         result.metrics[f"agent/single_agent/tools/{kind}"] for kind in ("timeouts", "errors", "malformed")
     ] == [2, 0, 0]

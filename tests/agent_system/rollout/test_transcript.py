@@ -57,8 +57,8 @@ def said_before(result: Any, tokenizer: Any) -> list[str]:
     tensors, texts = result.batch.batch, []
     for i, sample in enumerate(rows):
         ids = tensors["critic_prompts"][i][tensors["critic_prompt_mask"][i].bool()].tolist()
-        assert tuple(ids[len(ids) - len(sample.prompt_ids) :]) == sample.prompt_ids
-        texts.append(decode(tokenizer, ids[: len(ids) - len(sample.prompt_ids)]))
+        assert tuple(ids[len(ids) - len(sample.request.prompt_ids) :]) == sample.request.prompt_ids
+        texts.append(decode(tokenizer, ids[: len(ids) - len(sample.request.prompt_ids)]))
     return texts
 
 
@@ -85,7 +85,7 @@ async def test_the_oldest_words_are_cut_and_the_prompt_never(
 ) -> None:
     whole = said_before(await collector(1000).collect(tasks, 2, step=1), tokenizer)
     short = await collector(130).collect(tasks, 2, step=1)
-    longest = max(len(s.prompt_ids) for e in short.episodes for s in e.samples)
+    longest = max(len(s.request.prompt_ids) for e in short.episodes for s in e.samples)
     assert short.batch.batch["critic_prompts"].shape[1] == max(130, longest)
     cut = said_before(short, tokenizer)
     assert all(all_.endswith(end) for all_, end in zip(whole, cut, strict=True))

@@ -144,12 +144,13 @@ async def test_every_call_is_one_request_whose_candidates_have_rewards_of_their_
 async def test_the_committed_state_is_the_best_branch_and_the_next_agent_reads_it(play, scripted) -> None:
     engine = scripted(["1", "3", "2", "5", "4", "6", "1", "2", "3", "2", "1", "3"])
     episode = (await play(engine)).episodes[0]
-    prompts = [s.prompt_text for s in episode.committed]
+    prompts = [s.request.prompt_text for s in episode.committed]
     for prompt, said in zip(prompts, ["said .", "said 3.", "said 3 6 /.", "said 3 6 / 3."], strict=True):
         assert said in prompt
     assert "A: 3" in prompts[1]
     assert [
-        len({s.prompt_ids for s in episode.samples if (s.turn, s.call) == at}) for at in ((1, 0), (1, 1))
+        len({s.request.prompt_ids for s in episode.samples if (s.identity.turn, s.identity.call) == at})
+        for at in ((1, 0), (1, 1))
     ] == [1, 1]
     assert episode.info["sum"] == 3 + 6 + 3 + 3
 
@@ -157,9 +158,9 @@ async def test_the_committed_state_is_the_best_branch_and_the_next_agent_reads_i
 async def test_only_what_was_committed_is_paid_to_the_episode(play) -> None:
     episode = (await play(["1", "3", "2", "5", "4", "6", "1", "2", "3", "2", "1", "3"])).episodes[0]
     assert episode.team_reward == 3 + 6 + 100 + 3 + 3 + 100
-    assert [s.act_reward for s in episode.samples[:3]] == [None, 3.0, None]
-    assert [s.fork_reward for s in episode.samples[:3]] == [1.0, 3.0, 2.0]
-    assert [s.step_reward for s in episode.samples[:3]] == [2.5, 7.5, 5.0]
+    assert [s.rewards.act_reward for s in episode.samples[:3]] == [None, 3.0, None]
+    assert [s.rewards.fork_reward for s in episode.samples[:3]] == [1.0, 3.0, 2.0]
+    assert [s.rewards.step_reward for s in episode.samples[:3]] == [2.5, 7.5, 5.0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -190,7 +191,7 @@ async def test_done_of_the_chosen_ends_the_episode_at_once_and_done_of_a_loser_d
 async def test_a_candidate_that_breaks_its_fork_is_left_out_of_its_group_alone(play) -> None:
     result = await play(["1", "13", "2", *"456123123"])
     episode = result.episodes[0]
-    assert [(s.candidate, s.action) for s in episode.samples[:3]] == [(0, "1"), (2, "2"), (0, "4")]
+    assert [(s.identity.candidate, s.action) for s in episode.samples[:3]] == [(0, "1"), (2, "2"), (0, "4")]
     assert [s.action for s in episode.committed] == ["2", "6", "3", "3"]
     assert result.metrics["tree/left_out"] == 1.0 == episode.left_out
     assert not episode.failed
@@ -238,17 +239,17 @@ async def test_calls_at_the_same_time_act_on_one_state_and_are_applied_in_call_o
         return {"1.0": "4", "1.1": "5"}.get(request.request_id[-3:], "2")
 
     episode = (await play(scripted(script, delay=slow_first), orchestra=Together(), k=2)).episodes[0]
-    first = [s for s in episode.samples if s.turn == 1]
-    assert [(s.call, s.candidate, s.action) for s in first] == [
+    first = [s for s in episode.samples if s.identity.turn == 1]
+    assert [(s.identity.call, s.identity.candidate, s.action) for s in first] == [
         (0, 0, "4"),
         (0, 1, "4"),
         (1, 0, "5"),
         (1, 1, "5"),
     ]
-    assert all("said ." in s.prompt_text for s in first)
-    assert "said 4 5 /." in episode.samples[4].prompt_text
+    assert all("said ." in s.request.prompt_text for s in first)
+    assert "said 4 5 /." in episode.samples[4].request.prompt_text
     assert episode.team_reward == 4 + 5 + 100 + 2 + 2 + 100
-    assert [s.fork_reward for s in first] == [4.0, 4.0, 5.0, 5.0]
+    assert [s.rewards.fork_reward for s in first] == [4.0, 4.0, 5.0, 5.0]
 
 
 async def test_of_simultaneous_actions_those_after_the_end_are_not_applied(play) -> None:
@@ -311,7 +312,7 @@ async def test_a_frozen_agent_has_one_reply_a_call_and_any_agent_may_have_a_k_of
 ) -> None:
     result = await play(numbers(), orchestra=orchestra, frozen=("A",), k_per_agent=given)
     (episode,) = result.episodes
-    candidates = Counter((s.agent_id, s.turn) for s in episode.samples)
+    candidates = Counter((s.agent_id, s.identity.turn) for s in episode.samples)
     assert candidates == {(name, turn): k for name, k in asked.items() for turn in (1, 2)}
     assert Counter(s.agent_id for s in episode.committed) == {"A": 2, "B": 2}
     assert episode.team_reward == sum(int(s.action) for s in episode.committed) + 200, (
@@ -341,7 +342,7 @@ class Proposals(OneTurn):
 async def test_score_compares_candidates_and_pays_the_episode_nothing(play) -> None:
     episode = (await play(["1", "3", "2", "5", "4", "6"], env=Proposals)).episodes[0]
     assert [s.action for s in episode.committed] == ["3", "6"]
-    assert [s.reward for s in episode.samples] == [2.0 * x + 1.0 for x in (1, 3, 2, 5, 4, 6)]
+    assert [s.rewards.reward for s in episode.samples] == [2.0 * x + 1.0 for x in (1, 3, 2, 5, 4, 6)]
     assert episode.team_reward == 0.0
 
 
@@ -368,7 +369,12 @@ async def test_a_run_is_the_same_whatever_the_order_of_completion(play, scripted
         for o in ({}, {"delay": jitter})
     ]
     actions = [
-        [(s.seed, s.candidate, s.action, s.committed) for e in r.episodes for s in e.samples] for r in results
+        [
+            (s.request.seed, s.identity.candidate, s.action, s.identity.committed)
+            for e in r.episodes
+            for s in e.samples
+        ]
+        for r in results
     ]
     assert actions[0] == actions[1]
 

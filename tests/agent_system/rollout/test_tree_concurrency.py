@@ -123,7 +123,14 @@ async def jitter(request: GenerateRequest) -> None:
 async def test_branches_of_several_calls_are_the_same_whoever_is_answered_first(play, env) -> None:
     plain = await play(numbers(), branches, env=env, tasks=TASKS, n=2)
     assert not any(e.failed for e in plain.episodes)
-    assert [s.agent_id for s in plain.episodes[0].committed if s.turn == 1] == ["A", "C", "A", "B", "D", "A"]
+    assert [s.agent_id for s in plain.episodes[0].committed if s.identity.turn == 1] == [
+        "A",
+        "C",
+        "A",
+        "B",
+        "D",
+        "A",
+    ]
     for _ in range(4):
         other = await play(
             numbers(), branches, env=env, tasks=TASKS, n=2, delay=jitter, max_concurrent_episodes=3
@@ -148,9 +155,9 @@ async def test_a_failed_call_returns_only_after_its_simultaneous_calls_are_done(
         return "13" if request.request_id.endswith(".0") else str(request.seed % 8 + 1)
 
     plain = await play(script, mends, n=3)
-    assert [s.agent_id for s in plain.episodes[0].committed if s.turn == 1] == ["C", "B"]
+    assert [s.agent_id for s in plain.episodes[0].committed if s.identity.turn == 1] == ["C", "B"]
     second = next(s for s in plain.episodes[0].samples if s.agent_id == "B")
-    assert f"said {plain.episodes[0].committed[0].action}." in second.prompt_text
+    assert f"said {plain.episodes[0].committed[0].action}." in second.request.prompt_text
     for slow in (".0", ".1"):
 
         async def one_is_slow(request: GenerateRequest, slow: str = slow) -> None:

@@ -110,7 +110,7 @@ def test_slots_concurrency_and_speed_of_the_world_change_no_bit_of_the_batch(col
 def test_however_many_candidates_a_call_has_its_prompt_is_computed_once(collect) -> None:
     for slots in (2, 64):
         result, engine = collect(slots, 6)
-        prompts = [s.prompt_ids for e in result.episodes for s in e.committed]
+        prompts = [s.request.prompt_ids for e in result.episodes for s in e.committed]
         stats = engine.stats()
         assert sum(map(len, set(prompts))) <= stats["prompt_tokens_computed"] <= sum(map(len, prompts))
         assert stats["prompt_tokens_computed"] + stats["prompt_tokens_copied"] == K * sum(map(len, prompts))

@@ -138,7 +138,7 @@ class Replay:
         self.checked = 0
         self.calls: dict[tuple[int, int], list[Sample]] = defaultdict(list)
         for sample in episode.samples:
-            self.calls[(sample.turn, sample.call)].append(sample)
+            self.calls[(sample.identity.turn, sample.identity.call)].append(sample)
 
     def check(self) -> None:
         for turn in (1, 2):
@@ -165,16 +165,16 @@ class Replay:
         values, samples = scored(self.case, request_id), self.calls[(turn, number)]
         self.left_out += self.case.k - len(values)
         self.checked += len(samples)
-        assert {s.candidate: s.action for s in samples} == values
+        assert {s.identity.candidate: s.action for s in samples} == values
         assert {s.agent_id for s in samples} == {agent}
-        (prompt,) = {s.prompt_text for s in samples}
+        (prompt,) = {s.request.prompt_text for s in samples}
         assert f"said {' '.join(self.said)}." in prompt
         assert "\n\n".join(heard) in prompt and prompt.count(": ") == 1 + len(heard)
-        rewards = [ALPHA * s.fork_reward + s.local_reward for s in samples]
+        rewards = [ALPHA * s.rewards.fork_reward + s.rewards.local_reward for s in samples]
         assert rewards == [ALPHA * float(s.action) + float(s.action) / 2 for s in samples]
         assert len(set(rewards)) == len(set(values.values()))
-        assert self.episode.failed or rewards == [s.reward for s in samples]
-        (winner,) = [s for s in samples if s.committed]
+        assert self.episode.failed or rewards == [s.rewards.reward for s in samples]
+        (winner,) = [s for s in samples if s.identity.committed]
         if self.case.select == "greedy":
             assert winner is samples[rewards.index(max(rewards))]
         if self.case.select == "first":

@@ -83,8 +83,8 @@ async def test_validation_is_rewarded_as_ever(make_collector: Any, scripted: Any
         scripted(["1", "5"]), orchestra=InTurn(), agents=agents, env=Adder, tree=COMMITTED, max_steps=1
     )
     (episode,) = (await collector.collect(TASKS[:1], 1, step=1, validate=True)).episodes
-    assert [s.local_reward for s in episode.samples] == [0.5, 2.5]
-    assert [s.team_reward for s in episode.samples] == [episode.team_reward] * 2
+    assert [s.rewards.local_reward for s in episode.samples] == [0.5, 2.5]
+    assert [s.rewards.team_reward for s in episode.samples] == [episode.team_reward] * 2
 
 
 class AbortsGreedy(ScriptedEngine):
@@ -117,7 +117,11 @@ async def test_a_greedy_reply_to_a_call_is_a_baseline_and_nothing_else(
     assert columns["reward"].tolist() == [2.5, 20.0, 17.5, 5.0]
     assert columns["reward_baselines"].tolist() == [*baselines, *[2.5 * 4.5] * 2]
     (episode,) = result.episodes
-    assert [s.action for s in episode.committed] == ["8", "7"] and "A: 8" in episode.committed[1].prompt_text
-    assert [s.reward for s in episode.samples if s.greedy] == ([12.5] if greedy == "5" else [])
+    assert [s.action for s in episode.committed] == ["8", "7"] and "A: 8" in episode.committed[
+        1
+    ].request.prompt_text
+    assert [s.rewards.reward for s in episode.samples if s.identity.greedy] == (
+        [12.5] if greedy == "5" else []
+    )
     assert result.metrics["tree/candidates/mean"] == 2.0 and result.metrics["agent/a/reward/mean"] == 11.25
     assert result.metrics["tree/left_out"] == (1.0 if greedy == "13" else 0.0)

@@ -124,13 +124,16 @@ def test_errors_are_results_and_the_death_of_a_server_costs_its_episode() -> Non
         if name == "dies":
             assert "out of memory" in episode.failure.partition("has ended: ")[2]
         else:
-            assert episode.failure is None and said in episode.samples[-1].prompt_text, (
+            assert episode.failure is None and said in episode.samples[-1].request.prompt_text, (
                 name,
                 episode.failure,
                 episode.answer,
             )
     (slow,) = play(McpServer(COMMAND), lambda asked: call("sleep"), "slow", timeout_s=1.0)
-    assert slow.failure is None and "error: sleep gave no result within 1 s" in slow.samples[-1].prompt_text
+    assert (
+        slow.failure is None
+        and "error: sleep gave no result within 1 s" in slow.samples[-1].request.prompt_text
+    )
     assert children() <= before
 
 
@@ -214,17 +217,18 @@ def test_what_a_server_prints_and_describes_and_a_model_writes_harms_no_prompt()
         (episode,) = play(hostile(way), lambda asked: call("t0", text="a\ud800"), "a")
         first, second = episode.samples
         assert (episode.failure, json.loads(episode.answer)) == (None, {"text": "a?"}), way
-        assert "Help." in first.prompt_text if way == "special" else True
-        assert first.prompt_text.count("<|im_end|>") == 2 and second.prompt_text.count("<|im_end|>") == 4, (
-            second.prompt_text
-        )
+        assert "Help." in first.request.prompt_text if way == "special" else True
+        assert (
+            first.request.prompt_text.count("<|im_end|>") == 2
+            and second.request.prompt_text.count("<|im_end|>") == 4
+        ), second.request.prompt_text
 
 
 def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_connection, "LONGEST_LINE", 2 << 20)
     calls = "".join(call("t0", mib=mib) for mib in (1, 8, 0))
     (episode,) = play(hostile("huge"), lambda asked: calls, "a", timeout_s=2.0)
-    long, none, empty = episode.samples[-1].prompt_text.split("<tool_response>\n")[1:]
+    long, none, empty = episode.samples[-1].request.prompt_text.split("<tool_response>\n")[1:]
     assert (
         episode.failure is None
         and "more characters)" in long

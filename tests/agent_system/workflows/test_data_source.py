@@ -115,7 +115,7 @@ def test_the_measured_prompt_is_the_one_that_is_played() -> None:
         "single", {"Single Agent": lambda prompt, request: "#### 42"}, env_name="data_source"
     )
     (episode,) = asyncio.run(team.collect([task], n=1, step=1)).episodes
-    assert team.first_prompt_lengths("Single Agent", [task]) == [len(episode.samples[0].prompt_ids)]
+    assert team.first_prompt_lengths("Single Agent", [task]) == [len(episode.samples[0].request.prompt_ids)]
 
 
 def test_a_source_without_a_reward_is_refused_unless_a_function_scores() -> None:

@@ -193,7 +193,7 @@ async def test_a_program_that_solves_the_world_leads_the_team_to_the_end(
         tool = next(sample for sample in episode.samples if sample.agent_id == TOOL)
         assert (
             tool.valid
-            and tool.local_reward == pytest.approx(world.best)
+            and tool.rewards.local_reward == pytest.approx(world.best)
             and tool.action.strip() == world.solver.strip()
         )
 
@@ -203,7 +203,7 @@ async def test_failed_programs_are_reported_scored_as_missing_plans_and_counted(
 ) -> None:
     (nothing,) = (await team(["no program"], [""]).collect([world.task], 1, step=0)).episodes
     assert not nothing.samples[0].valid and nothing.info[world.failed_runs] == 0
-    assert proposal(world, nothing.samples[1].prompt_text) == "none: the reply holds no plan"
+    assert proposal(world, nothing.samples[1].request.prompt_text) == "none: the reply holds no plan"
     episodes = (
         await team([fenced(p) for p in FAILED], [""] * len(FAILED)).collect([world.task], len(FAILED), step=0)
     ).episodes
@@ -211,10 +211,10 @@ async def test_failed_programs_are_reported_scored_as_missing_plans_and_counted(
     for episode in episodes:
         tool, executor = episode.samples
         told = told_of[tool.action.strip()] = FAILED[tool.action.strip()]
-        read = proposal(world, executor.prompt_text)
+        read = proposal(world, executor.request.prompt_text)
         assert read.startswith(told) and len(read) <= LONGEST_REASON + len("none: ") and "\n" not in read
         assert (
-            tool.local_reward == nothing.samples[0].local_reward < 0
+            tool.rewards.local_reward == nothing.samples[0].rewards.local_reward < 0
             and episode.info[world.failed_runs] == 1.0
             and not episode.failed
         )
@@ -228,8 +228,10 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(worl
     (episode,) = (await tree.collect([world.task], 1, step=0)).episodes
     assert shared_sandbox().stats()["runs"] - before == len(programs) and episode.left_out == 0
     tools = [sample for sample in episode.samples if sample.agent_id == TOOL]
-    assert [sample.committed for sample in tools] == [program == world.solver for program in programs]
-    assert tools[1].local_reward > tools[0].local_reward == tools[3].local_reward
+    assert [sample.identity.committed for sample in tools] == [
+        program == world.solver for program in programs
+    ]
+    assert tools[1].rewards.local_reward > tools[0].rewards.local_reward == tools[3].rewards.local_reward
     assert episode.info["success"] == 1.0 and episode.info[world.failed_runs] == 0
 
 
@@ -251,9 +253,9 @@ async def test_a_failing_sandbox_does_not_increase_the_reward(
     result = await team(tool, follower(world), k=k).collect([world.task], 1 if k else 2, step=0)
     assert not any(episode.failed or episode.left_out for episode in result.episodes)
     lost, fine = [s for episode in result.episodes for s in episode.samples if s.agent_id == TOOL]
-    assert lost.local_reward < fine.local_reward
+    assert lost.rewards.local_reward < fine.rewards.local_reward
     if k:
-        assert [s.committed for s in (lost, fine)] == [False, True]
+        assert [s.identity.committed for s in (lost, fine)] == [False, True]
     else:
         assert [episode.info[world.failed_runs] for episode in result.episodes] == [1, 0]
 

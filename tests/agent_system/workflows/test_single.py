@@ -131,7 +131,7 @@ async def test_one_agent_earns_what_its_actions_are_worth(
     if world.team_reward is not None:
         assert episode.team_reward == pytest.approx(world.team_reward)
     assert episode.team_reward > 0
-    first = episode.samples[0].prompt_text
+    first = episode.samples[0].request.prompt_text
     assert not any(role in first for role in ("team", "Executor", "Verifier", "Tester", "Reasoner")), first
 
 
@@ -145,9 +145,13 @@ async def test_a_tree_commits_the_better_of_two_replies(
     episode = await play(name, [world.poor, world.replies[-1]], tokenizer, monkeypatch, **tree)
     poor, good = episode.samples
     if name == "plan_path":  # the last moves lead nowhere from the start
-        assert good.reward > poor.reward
+        assert good.rewards.reward > poor.rewards.reward
     else:
-        assert good.committed and not poor.committed and good.reward > poor.reward
+        assert (
+            good.identity.committed
+            and not poor.identity.committed
+            and good.rewards.reward > poor.rewards.reward
+        )
 
 
 @pytest.mark.parametrize("name", ["plan_path", "sudoku", "sokoban", "search", "math_tool", "code", "math"])

@@ -126,10 +126,12 @@ async def test_candidates_outside_the_alphabet_are_scored_below_a_good_one_and_l
     for agent in (TOOL, EXECUTOR):
         samples = [s for s in episode.samples if s.agent_id == agent]
         assert len(samples) == len(world.junk) + 2 and episode.left_out == 0
-        *bad, best = [s.reward for s in samples]
-        assert samples[-1].committed and samples[-1].valid and max(bad) < best
-        assert max(s.reward for s in samples[: len(world.junk)]) < 0 and samples[-2].reward < 0
-    assert good[0] in next(s.prompt_text for s in episode.samples if s.agent_id == EXECUTOR)
+        *bad, best = [s.rewards.reward for s in samples]
+        assert samples[-1].identity.committed and samples[-1].valid and max(bad) < best
+        assert (
+            max(s.rewards.reward for s in samples[: len(world.junk)]) < 0 and samples[-2].rewards.reward < 0
+        )
+    assert good[0] in next(s.request.prompt_text for s in episode.samples if s.agent_id == EXECUTOR)
     assert [episode.info[key] for key in world.counted] == [0, 0], (
         "what the losers did happened on their own forks"
     )
@@ -145,7 +147,7 @@ async def test_a_call_whose_candidates_are_all_outside_the_alphabet_is_survived_
     assert not episode.failed and episode.left_out == 0
     assert [episode.info[key] for key in world.counted] == [1, 0]
     assert (episode.info["progress"], episode.info["success"], episode.team_reward) == (0, 0, 0)
-    assert all(s.reward < 0 for s in episode.samples)
+    assert all(s.rewards.reward < 0 for s in episode.samples)
     illegal = tagged(world, world.illegal)
     (episode,) = (await play(name, [illegal[0]] * 2, [illegal[1]] * 2)).episodes
     assert [episode.info[key] for key in world.counted] == [0, 1] and episode.info["success"] == 0

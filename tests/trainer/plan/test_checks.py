@@ -97,6 +97,6 @@ def test_rewards_of_gdpo_are_the_columns_of_a_batch_that_are_numbers() -> None:
 
     from agent_system.rollout.batch import _columns
 
-    columns = _columns([(MagicMock(), MagicMock(dropped_context=0))])
+    columns = _columns([(MagicMock(), MagicMock(**{"request.dropped_context": 0}))])
     names = {"uid", "traj_uid", "task_id", "data_source", "agent_id", "policy_id", "wg_id", "anchor"}
     assert {*REWARD_FIELDS} == columns.keys() - names

@@ -17,18 +17,18 @@ from verl.trainer.config import (
     TrainerConfig,
 )
 from verl.trainer.plan.agent_overrides import PlacementError
+from verl.trainer.plan.checks import check_engine_spans
 from verl.trainer.plan.devices import (
     ENGINES,
     Devices,
     assign_devices,
     assign_engines,
-    check_engine_spans,
     count_devices,
-    describe_devices,
     processes_per_device,
-    processes_per_node,
 )
+from verl.trainer.plan.groups import GroupPlan, processes_per_node
 from verl.trainer.plan.placement import Placement, build_placement
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import ControllerError, LocalController, RayController
 
 
@@ -38,6 +38,12 @@ def run_on(devices: int, engines: int = 0, **keys: Any) -> tuple[TrainerConfig, 
     """
     rollout = CollectConfig(n_gpus_per_node=engines, **keys.pop("rollout", {}))
     return TrainerConfig(n_gpus_per_node=devices, **keys), rollout
+
+
+def groups_on(sections: tuple[TrainerConfig, CollectConfig], placement: Placement) -> tuple[GroupPlan, ...]:
+    """The worker groups of a run."""
+    trainer, rollout = sections
+    return RunPlan.of(RunConfig(trainer=trainer, rollout=rollout), placement).groups
 
 
 @pytest.fixture
@@ -54,9 +60,10 @@ def test_shared_groups_have_all_devices(placement: Placement) -> None:
         == dict.fromkeys(("asker", "judge", "critic"), Devices(0, 4))
         == assign_engines(*run_on(4), placement)
     )
-    assert processes_per_device(devices) == 3 and processes_per_node(*run_on(4), placement) == 12
+    groups = groups_on(run_on(4), placement)
+    assert processes_per_device(devices) == 3 and processes_per_node(*run_on(4), groups) == 12
     assert count_devices(*run_on(4, nnodes=2)) == 8
-    assert set(describe_devices(*run_on(4), placement).values()) == {"devices 0 to 3"}
+    assert {group.describe_devices() for group in groups} == {"devices 0 to 3"}
 
 
 def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Placement) -> None:
@@ -117,12 +124,13 @@ def test_engines_of_every_group_have_a_pool_of_their_own_and_policies_those_of_t
         ("asker", served, "critic"), Devices(0, 4, ENGINES)
     )
     assert count_devices(*sections) == 6 + 4
-    assert processes_per_node(*sections, judged) == 2 * 6 + 3 * 2
+    groups = groups_on(sections, judged)
+    assert processes_per_node(*sections, groups) == 2 * 6 + 3 * 2
     shown = {
         "asker": "devices 0 to 5, engines on rollout devices 0 to 3",
         served: "engines on rollout devices 0 to 3",
     }
-    assert describe_devices(*sections, judged).items() >= shown.items()
+    assert {group.wg_id: group.describe_devices() for group in groups}.items() >= shown.items()
 
 
 def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
@@ -136,7 +144,7 @@ def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
         "critic": Devices(3, 1, ENGINES),
     }
     assert assign_engines(*sections, judged) == engines
-    assert processes_per_node(*sections, judged) == 6 + 4
+    assert processes_per_node(*sections, groups_on(sections, judged)) == 6 + 4
     equal = run_on(6, 3, resource_pool="dedicated")
     assert [
         d.ranks for d in (*assign_devices(*equal, judged).values(), *assign_engines(*equal, judged).values())
@@ -182,6 +190,11 @@ def test_a_group_without_training_has_no_devices_of_the_trainer(judged: Placemen
         == Devices(2, 1)
         == assign_engines(*sections, judged)[served]
     )
+
+
+def check_spans(sections: tuple[TrainerConfig, CollectConfig], placement: Placement) -> None:
+    trainer, rollout = sections
+    check_engine_spans(trainer, rollout, RunPlan.of(RunConfig(trainer=trainer, rollout=rollout), placement))
 
 
 def spanning(*sizes: int) -> Placement:
@@ -275,7 +288,7 @@ def test_an_engine_has_its_devices_on_one_node(tp: int, devices: int, keys: dict
     keys = dict(keys)
     fails = keys.pop("fails", None)
     with nullcontext() if fails is None else pytest.raises(PlacementError, match=fails):
-        check_engine_spans(*run_on(devices, **keys), spanning(tp, tp))
+        check_spans(run_on(devices, **keys), spanning(tp, tp))
 
 
 def test_a_node_boundary_inside_a_group_that_begins_within_a_node_is_found() -> None:
@@ -283,7 +296,7 @@ def test_a_node_boundary_inside_a_group_that_begins_within_a_node_is_found() -> 
     sections = run_on(4, nnodes=2, resource_pool="dedicated", pool_sizes=sizes)
     said = r"specific_parameters\.rollout\.tensor_model_parallel_size=2: .* 'judge' would be on devices 3 to 4.*number 1, be a multiple"
     with pytest.raises(PlacementError, match=said):
-        check_engine_spans(*sections, spanning(1, 2, 1))
+        check_spans(sections, spanning(1, 2, 1))
 
 
 def test_a_team_of_servers_needs_no_devices() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from verl.trainer.checkpoint.given_models import groups_with_fixed_models
-from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, AlgorithmConfig, RunConfig
+from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.placement import PlacementError, build_placement, slug
+from verl.trainer.plan.run import RunPlan
 
 TEAM = ["Solver Agent", "Verifier Agent", "Critic"]
 
@@ -341,12 +342,14 @@ def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_refe
     """
     config = RunConfig()
     whole = build_placement(team(), config.actor_rollout_ref)
-    assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, config.algorithm) == []
+    without = RunPlan.of(config, whole).references
+    assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, without) == []
     config.algorithm.use_kl_in_reward = True
-    assert groups_with_fixed_models(whole, config.algorithm) == list(whole.groups)
+    assert groups_with_fixed_models(whole, RunPlan.of(config, whole).references) == list(whole.groups)
     assert groups_with_fixed_models(whole) == []
     own = {"actor": {"use_kl_loss": [True, False, False]}}
     one = build_placement(team(agent_specific_parameters=own), config.actor_rollout_ref)
-    assert [spec.agent_ids for spec in groups_with_fixed_models(one, AlgorithmConfig())] == [(TEAM[0],)]
+    of_loss = RunPlan.of(RunConfig(), one).references
+    assert [spec.agent_ids for spec in groups_with_fixed_models(one, of_loss)] == [(TEAM[0],)]
     adapters = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), config.actor_rollout_ref)
     assert groups_with_fixed_models(adapters) == list(adapters.groups)

@@ -13,7 +13,7 @@ from tests.plans import plan_of
 from verl.trainer.config import RolloutCorrectionConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import check_rollout_correction, resolve
-from verl.trainer.ppo.asynchronous.pace import check_async_training
+from verl.trainer.ppo.asynchronous.check_keys import check_async_training
 
 
 def check(model: Path, **keys: Any) -> None:

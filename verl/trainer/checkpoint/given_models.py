@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import torch
 
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
-from verl.trainer.config import AlgorithmConfig, CriticConfig, FSDPConfig, TrainedModelConfig
+from verl.trainer.config import CriticConfig, FSDPConfig, TrainedModelConfig
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.critic import critic_config
@@ -22,19 +22,15 @@ def fingerprints(specs: Iterable[WorkerGroupSpec]) -> dict[str, str]:
     return {wg: fingerprint for wg, fingerprint in fingerprint_by_group.items() if fingerprint is not None}
 
 
-def groups_with_fixed_models(
-    placement: Placement, algorithm: AlgorithmConfig | None = None
-) -> list[WorkerGroupSpec]:
+def groups_with_fixed_models(placement: Placement, references: Collection[str] = ()) -> list[WorkerGroupSpec]:
     """Return the worker groups whose given models are needed throughout: bases of adapters, models
-    of frozen agents and, with the keys under `algorithm` of a run that trains, references of a KL
-    divergence.
+    of frozen agents and, of a run that trains, the `references` of a KL divergence, by policy.
     """
-    in_reward = algorithm is not None and algorithm.use_kl_in_reward
-
-    def has_reference(spec: WorkerGroupSpec) -> bool:
-        return in_reward or (algorithm is not None and spec.config.actor.use_kl_loss)
-
-    return [spec for spec in placement.groups if spec.adapters or not spec.trained or has_reference(spec)]
+    return [
+        spec
+        for spec in placement.groups
+        if spec.adapters or not spec.trained or spec.wg_id in references  # a whole model is its policy
+    ]
 
 
 def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> None:

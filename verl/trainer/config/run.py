@@ -473,15 +473,13 @@ class AsyncTrainingConfig:
     @property
     def fresh(self) -> bool:
         """Whether every sample is of the weights that it trains."""
-        policy_settings = [
-            vars(self),
-            *(vars(self) | dict(values or {}) for values in self.per_policy.values()),
-        ]
+        if self.mode != "fully_async":
+            return self.mode == "sync"
         waits = all(
             values["staleness_threshold"] == 0 and values["trigger_parameter_sync_step"] == 1
-            for values in policy_settings
+            for values in (vars(self), *(vars(self) | dict(v or {}) for v in self.per_policy.values()))
         )
-        return self.mode == "sync" or (self.mode == "fully_async" and waits and not self.batch_timeout_s)
+        return waits and not self.batch_timeout_s
 
 
 @dataclass

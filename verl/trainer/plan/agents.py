@@ -127,6 +127,11 @@ class AgentPlan(AgentPlacement):
         return averages_trajectories(self.algorithm, self.estimator) and self.takes("traj_index")
 
     @property
+    def max_model_len(self) -> int:
+        """Maximum length of prompt plus reply, in tokens."""
+        return self.max_prompt_length + max(self.sampling.max_tokens, self.val_sampling.max_tokens)
+
+    @property
     def needs_values(self) -> bool:
         """Whether the estimator needs a critic."""
         return self.needs("values")

@@ -18,6 +18,7 @@ from verl.trainer.config import (
     AgentConfig,
     AlgorithmConfig,
     AsyncTrainingConfig,
+    CollectConfig,
     CriticConfig,
     GatewayConfig,
     RewardConfig,
@@ -28,8 +29,9 @@ from verl.trainer.config import (
 from verl.trainer.config.algorithm import REWARD_FIELDS, SAMPLE_FIELDS
 from verl.trainer.config.reward import known_terms
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, as_typed, check_values, followers
+from verl.trainer.plan.agent_overrides import PlacementError
 from verl.trainer.plan.agents import AgentPlan, averages_trajectories, own_keys
-from verl.trainer.plan.devices import assign_devices, assign_engines, check_engine_spans
+from verl.trainer.plan.devices import Devices, engine_pool
 from verl.trainer.plan.effects import check_effect
 from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
@@ -83,8 +85,6 @@ def resolve(config: RunConfig) -> RunPlan:
     trainer = config.trainer
     models = config.actor_rollout_ref
     placement = with_reward_model(build_placement(agent, models), reward, agent, models)
-    assign_devices(trainer, rollout, placement)
-    assign_engines(trainer, rollout, placement)
     check_untrained(agent, trainer, models, placement)
     _check_agent_names(algorithm, placement)
     plan = RunPlan.of(config, placement)
@@ -97,7 +97,7 @@ def resolve(config: RunConfig) -> RunPlan:
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     # The defaults contradict no other key.
     if config.async_training != AsyncTrainingConfig():
-        from verl.trainer.ppo.asynchronous.pace import check_async_training  # of these keys alone
+        from verl.trainer.ppo.asynchronous.check_keys import check_async_training  # of these keys alone
 
         check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
@@ -578,3 +578,37 @@ def check_critic_keys(critic: CriticConfig, plan: RunPlan) -> None:
                 f"of agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt "
                 "together: choose a larger one"
             )
+
+
+def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: RunPlan) -> None:
+    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit
+    the devices of a worker group.
+    """
+    pool = engine_pool(trainer, rollout)
+    for spec in plan.groups:
+        tp = spec.config.rollout.tensor_model_parallel_size
+        group_devices = spec.engine_devices
+        if tp == 1:
+            continue
+        name = "rollout.tensor_model_parallel_size"
+        key = f"{plan.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
+        if trainer.controller == "local":
+            raise PlacementError(
+                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} "
+                f"devices needs {tp}"
+            )
+        if group_devices.ranks % tp:
+            raise PlacementError(
+                f"{key} does not divide the {group_devices.ranks} devices of worker group "
+                f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
+                f"part of them in {pool.section}.pool_sizes); choose a divisor"
+            )
+        for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
+            if first // pool.per_node != (first + tp - 1) // pool.per_node:
+                raise PlacementError(
+                    f"{key}: an engine of worker group '{spec.wg_id}' would be on "
+                    f"{Devices(first, tp, pool.section)}, which are on different nodes of "
+                    f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
+                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
+                    f"the group's first, number {group_devices.first}, be a multiple of it"
+                )

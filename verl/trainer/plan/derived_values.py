@@ -11,7 +11,7 @@ from typing import Any
 from verl.models.path import absolute_model_path
 from verl.trainer.config import ActorRolloutRefConfig, DataConfig, RolloutConfig, RunConfig, TrainerConfig
 from verl.trainer.plan.devices import engine_pool
-from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSpec
+from verl.trainer.plan.placement import AgentPlacement, WorkerGroupSpec
 
 # Enough to keep the engine's slots busy while environments run, few enough that calls do not time
 # out in the queue.
@@ -82,19 +82,6 @@ def prompt_length_key(
         if shared
         else "agent.agent_specific_parameters.rollout.prompt_length"
     )
-
-
-def max_model_len(data: DataConfig, placement: Placement, group: WorkerGroupSpec) -> int:
-    """Return the maximum length of prompt plus reply, in tokens, over the agents of a worker group
-    and the reward model in it.
-    """
-
-    def longest(r: RolloutConfig) -> int:
-        trained = r.response_length or data.max_response_length
-        return (r.prompt_length or data.max_prompt_length) + max(trained, r.val_kwargs.response_length or 0)
-
-    rows = [*placement.agents, *([] if placement.reward_model is None else [placement.reward_model])]
-    return max(longest(row.config.rollout) for row in rows if row.wg_id == group.wg_id)
 
 
 def load_group_tokenizer(group: WorkerGroupSpec) -> Any:

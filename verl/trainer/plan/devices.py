@@ -160,67 +160,7 @@ def _divided(
     return devices_by_group
 
 
-def describe_devices(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> dict[str, str]:
-    """Return the devices of every worker group in words, by `wg_id`; with those of its engines
-    where these have their own.
-    """
-    policies = assign_devices(trainer, rollout, placement)
-    engines = assign_engines(trainer, rollout, placement)
-    if not own_engine_devices(rollout):
-        return {wg_id: str(devices) for wg_id, devices in policies.items()}
-    return {
-        wg_id: f"{policies[wg_id]}, engines on {engine_devices}"
-        if wg_id in policies
-        else f"engines on {engine_devices}"
-        for wg_id, engine_devices in engines.items()
-    }
-
-
-def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> None:
-    """Raise PlacementError if engines of `rollout.tensor_model_parallel_size` devices do not fit
-    the devices of a worker group.
-    """
-    pool = engine_pool(trainer, rollout)
-    devices = assign_engines(trainer, rollout, placement)
-    for spec in placement.groups:
-        tp = spec.config.rollout.tensor_model_parallel_size
-        group_devices = devices[spec.wg_id]
-        if tp == 1:
-            continue
-        name = "rollout.tensor_model_parallel_size"
-        key = f"{placement.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
-        if trainer.controller == "local":
-            raise PlacementError(
-                f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} "
-                f"devices needs {tp}"
-            )
-        if group_devices.ranks % tp:
-            raise PlacementError(
-                f"{key} does not divide the {group_devices.ranks} devices of worker group "
-                f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
-                f"part of them in {pool.section}.pool_sizes); choose a divisor"
-            )
-        for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
-            if first // pool.per_node != (first + tp - 1) // pool.per_node:
-                raise PlacementError(
-                    f"{key}: an engine of worker group '{spec.wg_id}' would be on "
-                    f"{Devices(first, tp, pool.section)}, which are on different nodes of "
-                    f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
-                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
-                    f"the group's first, number {group_devices.first}, be a multiple of it"
-                )
-
-
 def processes_per_device(devices: Mapping[str, Devices]) -> int:
     """Return the number of worker groups that share one device."""
     shared = len({d.first for d in devices.values()}) == 1
     return len(devices) if shared else 1
-
-
-def processes_per_node(trainer: TrainerConfig, rollout: CollectConfig, placement: Placement) -> int:
-    """Return the number of processes that may be busy at the same time on one node, where both
-    pools may be.
-    """
-    policies = processes_per_device(assign_devices(trainer, rollout, placement)) * trainer.n_gpus_per_node
-    engines = processes_per_device(assign_engines(trainer, rollout, placement)) * rollout.n_gpus_per_node
-    return policies + engines

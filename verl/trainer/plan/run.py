@@ -13,15 +13,20 @@ from typing import Any
 
 from verl.trainer.config import AgentConfig, CollectConfig, RunConfig
 from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_agent
+from verl.trainer.plan.groups import GroupPlan, plan_groups
+from verl.trainer.plan.learners import PolicyPlan, plan_policies
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.untrained_agents import by_agent
 
 
 @dataclass(frozen=True)
 class RunPlan(Placement):
-    """A placement whose rows are plans of agents.
+    """A placement whose rows are plans of agents, and whose worker groups have devices.
 
     Attributes:
+        policies: the trained policies, by `policy_id`.
+        on_policy: whether every policy has one update per step on samples of its current weights:
+            these are then the old log-probs' too.
         tree: whether training episodes are trees (`rollout.sampling=tree`).
         committed: whether estimators see the committed replies of trees as episodes
             (`rollout.tree.returns=committed`).
@@ -31,7 +36,11 @@ class RunPlan(Placement):
     """
 
     agents: tuple[AgentPlan, ...]
+    groups: tuple[GroupPlan, ...]
     api: tuple[ApiPlan, ...] = ()
+    reward_model: AgentPlan | None = None
+    policies: Mapping[str, PolicyPlan] = field(default_factory=dict)
+    on_policy: bool = False
     tree: bool = False
     committed: bool = False
     candidates: Mapping[str, int] = field(default_factory=dict)
@@ -46,20 +55,32 @@ class RunPlan(Placement):
             config: configuration of the run.
             placement: placement of its agents.
 
-        Raises ConfigError for invalid own values of an agent, and for `rollout.tree.k_per_agent` of
-        an agent that is not in the team.
+        Raises ConfigError for invalid own values of an agent or a policy, for devices that do not
+        fit the worker groups, and for `rollout.tree.k_per_agent` of an agent that is not in the
+        team.
         """
         candidates = candidates_of(config.agent, config.rollout)
         agents = tuple(
             plan_agent(row, config.algorithm, config.data, candidates.get(row.agent_id))
             for row in placement.agents
         )
+        judge = placement.reward_model
+        reward_model = None if judge is None else plan_agent(judge, config.algorithm, config.data, None)
+        rows = [*agents, *([] if reward_model is None else [reward_model])]
+        policies = plan_policies(
+            config.data,
+            config.async_training,
+            config.algorithm.use_kl_in_reward,
+            [agent for agent in agents if not agent.frozen],
+        )
         tree = config.rollout.sampling == "tree"
         return cls(
             agents=agents,
-            groups=placement.groups,
+            groups=plan_groups(config.trainer, config.rollout, placement, rows),
             api=tuple(plan_api_agent(row, config.data) for row in placement.api),
-            reward_model=placement.reward_model,
+            reward_model=reward_model,
+            policies=policies,
+            on_policy=config.async_training.fresh and all(p.updates == 1 for p in policies.values()),
             tree=tree,
             committed=tree and config.rollout.tree.returns == "committed",
             candidates=candidates,
@@ -75,6 +96,11 @@ class RunPlan(Placement):
     def trained(self) -> list[AgentPlan]:
         """Plans of the trained agents."""
         return [agent for agent in self.agents if not agent.frozen]
+
+    @property
+    def references(self) -> list[str]:
+        """Policies that a KL divergence compares with a reference; an evaluation has none."""
+        return [policy for policy, plan in self.policies.items() if self.trains and plan.reference]
 
     @cached_property
     def needs_critic(self) -> bool:

@@ -184,8 +184,7 @@ class Checkpointer:
         if folder is None:
             return None
         val_only = self.config.trainer.val_only
-        algorithm = None if val_only else self.config.algorithm
-        fixed = {spec.wg_id for spec in groups_with_fixed_models(self.plan, algorithm)}
+        fixed = {spec.wg_id for spec in groups_with_fixed_models(self.plan, self.plan.references)}
         bases = {wg_id: fingerprint for wg_id, fingerprint in self._models.items() if wg_id in fixed}
         state = read_state(folder, self.plan, None if val_only else self._critics, bases)
         # Fingerprints from the start of the run, also of models that are not needed now.

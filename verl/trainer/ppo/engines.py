@@ -17,11 +17,9 @@ from verl.protocol import RolloutClient
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.checkpoint.given_models import fingerprints, groups_with_fixed_models
-from verl.trainer.config import CollectConfig, DataConfig, TrainerConfig
-from verl.trainer.plan.derived_values import max_model_len
-from verl.trainer.plan.devices import assign_engines
-from verl.trainer.plan.learners import Learner, by_group
-from verl.trainer.plan.placement import Placement
+from verl.trainer.config import CollectConfig, TrainerConfig
+from verl.trainer.plan.learners import by_group
+from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.group_calls import GroupCalls, as_raised
 from verl.trainer.ppo.timeline import GENERATION
@@ -39,50 +37,42 @@ class TeamEngines:
     """A rollout server for every worker group.
 
     Args:
-        data: keys under `data`.
         trainer: keys under `trainer`.
         rollout: keys under `rollout`.
-        placement: agents, policies and worker groups.
+        plan: agents, policies and worker groups.
         controller: starts workers.
         calls: calls to the worker groups.
         policies: policy workers of the trained groups, once they are started.
-        learners: trained policies.
         log_dir: folder for logs of engine processes; None for temporary files.
 
     Attributes:
-        devices: of the engines of every worker group.
         groups: the engines' workers, by worker group.
         clients: for requests, by worker group.
     """
 
     def __init__(
         self,
-        data: DataConfig,
         trainer: TrainerConfig,
         rollout: CollectConfig,
-        placement: Placement,
+        plan: RunPlan,
         controller: Controller,
         calls: GroupCalls,
         policies: Mapping[str, WorkerGroup],
-        learners: Mapping[str, Learner],
         log_dir: Path | None,
     ) -> None:
-        self._data = data
         self._trainer = trainer
         self._rollout = rollout
-        self._placement = placement
         self._controller = controller
         self._log_dir = log_dir
         self._calls = calls
         self._policies = policies
-        self._learners = learners
-        self._specs = {spec.wg_id: spec for spec in placement.groups}
-        self.devices = assign_engines(trainer, rollout, placement)
+        self._learners = plan.policies
+        self._specs = {spec.wg_id: spec for spec in plan.groups}
         self.groups: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
-        self._given = fingerprints(groups_with_fixed_models(placement))
-        self._versions = dict.fromkeys(learners, 0)  # step of each policy's weights
+        self._given = fingerprints(groups_with_fixed_models(plan))
+        self._versions = dict.fromkeys(plan.policies, 0)  # step of each policy's weights
         self._sent, self._sent_lock = Counter[str](), threading.Lock()  # bytes, by worker group
 
     def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
@@ -97,7 +87,7 @@ class TeamEngines:
         self._arguments[wg_id] = {
             **common,
             "adapters": spec.adapters,
-            "max_model_len": max_model_len(self._data, self._placement, spec),
+            "max_model_len": spec.max_model_len,
             "num_threads": spec.config.rollout.num_threads or self._trainer.num_threads or threads,
             "log": str(self._log_dir / f"engine-{wg_id}.log") if self._log_dir else "",
         }
@@ -117,7 +107,7 @@ class TeamEngines:
         self.groups[wg_id] = self._controller.spawn(
             f"rollout_{wg_id}",
             RolloutWorker,
-            self.devices[wg_id],
+            self._specs[wg_id].engine_devices,
             self._arguments[wg_id],
             max_concurrency=1000,
         )

@@ -161,16 +161,14 @@ class RayPPOTrainer:
 
             return NextStep(*arguments)
         # of this mode alone
-        from verl.trainer.ppo.asynchronous.pace import paces
         from verl.trainer.ppo.asynchronous.stream import GroupStream
 
         learners = self.team.learners
         clients = self.team.engines.clients
-        adapters = [policy for policy, learner in learners.items() if learner.adapter is not None]
         return GroupStream(
             *arguments,
             self.progress.total_steps,
-            paces(settings, learners, adapters),
+            {policy: learner.pace for policy, learner in learners.items()},
             {policy: (clients[learner.wg_id], learner.adapter) for policy, learner in learners.items()},
         )
 

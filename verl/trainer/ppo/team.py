@@ -18,8 +18,9 @@ import torch
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import ActorRolloutRefConfig, RunConfig
-from verl.trainer.plan.devices import assign_devices, count_devices, own_engine_devices, processes_per_node
-from verl.trainer.plan.learners import Learner, by_group, group_learners, policy_learners
+from verl.trainer.plan.devices import count_devices, own_engine_devices
+from verl.trainer.plan.groups import processes_per_node
+from verl.trainer.plan.learners import Learner, by_group, group_learners
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.batching import (
     SubBatch,
@@ -77,17 +78,11 @@ class TeamWorkers:
         self.controller = controller
         self.specs = {spec.wg_id: spec for spec in plan.groups}
         self.trained = [wg_id for wg_id, spec in self.specs.items() if spec.trained]
-        self.devices = assign_devices(config.trainer, config.rollout, plan)
+        self.devices = {wg_id: spec.devices for wg_id, spec in self.specs.items() if spec.devices is not None}
         self.n_devices = count_devices(config.trainer, config.rollout)
-        self.learners = policy_learners(config.data, plan)
-        self._critic_learners = group_learners(config.data, config.critic, plan)
-        in_reward = config.algorithm.use_kl_in_reward
-        self.reference_of = {
-            policy: in_reward or policy_config.actor.use_kl_loss
-            for spec in plan.groups
-            for policy, policy_config in spec.policies.items()
-        }
-        self.uses_reference = any(self.reference_of.values())
+        self.learners = plan.policies
+        self._critic_learners = group_learners(config.data, config.critic, plan.trained)
+        self.uses_reference = any(learner.reference for learner in self.learners.values())
         self.critic_agents = plan.critics
         self.uses_critic = bool(self.critic_agents)
         self.policies: dict[str, WorkerGroup] = {}
@@ -95,20 +90,18 @@ class TeamWorkers:
         self.calls = GroupCalls(self.specs, controller.parallel)
         self._traces = TeamTraces(config.trainer, config.critic, config.global_profiler, plan)
         self.engines = TeamEngines(
-            config.data,
             config.trainer,
             config.rollout,
             plan,
             controller,
             self.calls,
             self.policies,
-            self.learners,
             log_dir,
         )
 
     def start(self) -> None:
         """Start the processes of every group; models are loaded by `init_model`."""
-        processes = processes_per_node(self.config.trainer, self.config.rollout, self.plan)
+        processes = processes_per_node(self.config.trainer, self.config.rollout, self.plan.groups)
         share = self.controller.threads_per_worker(processes)
         for wg_id, spec in self.specs.items():
             common = {
@@ -118,10 +111,10 @@ class TeamWorkers:
             }
             policy: dict[str, Any] = {
                 "adapters": spec.adapters,
-                "use_reference": any(self.reference_of[policy] for policy in spec.policies),
+                "use_reference": any(self.learners[policy].reference for policy in spec.policies),
                 "num_threads": self.config.trainer.num_threads or share,
                 "plugins": tuple(self.config.agent.plugins),
-                "engine_ranks": self.engines.devices[wg_id].ranks,
+                "engine_ranks": spec.engine_devices.ranks,
             }
             if spec.trained:
                 # the trainer, which a group of frozen agents does not have
@@ -187,7 +180,7 @@ class TeamWorkers:
         """Return log-probs under the reference of every policy: `ref_log_prob`
         `[bsz, response_len]`; zero for policies without one.
         """
-        learners = {policy: learner for policy, learner in self.learners.items() if self.reference_of[policy]}
+        learners = {policy: learner for policy, learner in self.learners.items() if learner.reference}
         return self._score(batch, learners, self.policies, "compute_ref_log_prob", "ref_log_prob")
 
     def compute_base_log_prob(self, batch: DataProto) -> DataProto:

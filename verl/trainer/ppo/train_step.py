@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
-from verl.trainer.plan.learners import is_on_policy
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
@@ -26,15 +25,15 @@ class StepTrainer:
         team: worker groups.
 
     Attributes:
-        on_policy: see `is_on_policy`.
+        on_policy: see `RunPlan`.
         credit: scores samples, and has state between steps.
     """
 
     def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers) -> None:
         self.config = config
         self.team = team
-        self.on_policy = is_on_policy(config.async_training, team.learners)
-        self.credit = CreditAssigner(config, plan, team, self.on_policy)
+        self.on_policy = plan.on_policy
+        self.credit = CreditAssigner(config, plan, team)
 
     def score(self, batch: DataProto, step: int, timer: Timer) -> tuple[DataProto, dict[str, float]]:
         """Return the samples of a step with log-probs, token rewards and `advantages`, all

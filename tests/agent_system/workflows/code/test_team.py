@@ -22,16 +22,16 @@ async def test_a_program_is_corrected_after_a_failed_test(play: Any) -> None:
     assert episode.turns == 2 and episode.team_reward == pytest.approx(1.0)
     assert (episode.info["success"], episode.info["mended"], episode.info["agreed"]) == (1, 1, 1)
     first, second = of(episode.samples, CODER)
-    assert "failed" not in first.prompt_text.split("# Your part")[0]
+    assert "failed" not in first.request.prompt_text.split("# Your part")[0]
     assert (
-        f"```python\n{WRONG}\n```" in second.prompt_text
-        and "Input:\n1 -1\nExpected by the Tester:\n0\nThe program:\n2" in second.prompt_text
+        f"```python\n{WRONG}\n```" in second.request.prompt_text
+        and "Input:\n1 -1\nExpected by the Tester:\n0\nThe program:\n2" in second.request.prompt_text
     )
-    assert "Expected by the Tester:\n0" in of(episode.samples, TESTER)[1].prompt_text
-    assert first.local_reward == pytest.approx(0.8) and of(episode.samples, TESTER)[
+    assert "Expected by the Tester:\n0" in of(episode.samples, TESTER)[1].request.prompt_text
+    assert first.rewards.local_reward == pytest.approx(0.8) and of(episode.samples, TESTER)[
         0
-    ].local_reward == pytest.approx(1.0)
-    assert first.anchor != second.anchor
+    ].rewards.local_reward == pytest.approx(1.0)
+    assert first.identity.anchor != second.identity.anchor
 
 
 async def test_it_ends_after_max_steps_where_tests_and_program_never_agree(play: Any) -> None:
@@ -57,7 +57,7 @@ async def test_the_second_speaker_reads_the_first_one(
         and episode.info["success"] == 1.0
     )
     said = {CODER: "# The Tester says\nHm. <input>", TESTER: "# The Coder says\nSo:\n```python"}
-    assert [s.agent_id for s in episode.samples if said[s.agent_id] in s.prompt_text] == (
+    assert [s.agent_id for s in episode.samples if said[s.agent_id] in s.request.prompt_text] == (
         [reads] if reads else []
     )
 
@@ -94,11 +94,13 @@ async def test_candidates_get_different_rewards_and_the_best_of_each_call_is_com
     testers = ["no test", written(("1 -1", "0")), written(("1 1", "3"))]
     (episode,) = (await play([fenced(p) for p in programs], testers, k=3, options={"order": order})).episodes
     coder, tester = of(episode.samples, CODER), of(episode.samples, TESTER)
-    assert [s.local_reward for s in coder] == pytest.approx([0.0, 0.8, 1.0]) and [
-        s.fork_reward for s in coder
+    assert [s.rewards.local_reward for s in coder] == pytest.approx([0.0, 0.8, 1.0]) and [
+        s.rewards.fork_reward for s in coder
     ] == pytest.approx([0, 0.75, 1])
-    assert [s.local_reward for s in tester] == pytest.approx([0.0, 1.0, 0.2])
-    assert [s.committed for s in coder] == [False, False, True] and [s.committed for s in tester] == [
+    assert [s.rewards.local_reward for s in tester] == pytest.approx([0.0, 1.0, 0.2])
+    assert [s.identity.committed for s in coder] == [False, False, True] and [
+        s.identity.committed for s in tester
+    ] == [
         False,
         True,
         False,
@@ -136,9 +138,9 @@ async def test_a_failing_sandbox_does_not_increase_the_reward(
     )
     assert not any(episode.failed or episode.left_out for episode in result.episodes)
     lost, fine = [s for episode in result.episodes for s in of(episode.samples, CODER)]
-    assert lost.local_reward == 0.0 < fine.local_reward
+    assert lost.rewards.local_reward == 0.0 < fine.rewards.local_reward
     if k:
-        assert [s.committed for s in (lost, fine)] == [False, True]
+        assert [s.identity.committed for s in (lost, fine)] == [False, True]
     else:
         assert [episode.info["pass_rate"] for episode in result.episodes] == [0.0, 1.0]
 
@@ -146,11 +148,11 @@ async def test_a_failing_sandbox_does_not_increase_the_reward(
 async def test_the_short_style_says_the_same_in_few_words(play: Any) -> None:
     replies = ([fenced(WRONG), fenced(ADD)], [GOOD_TEST] * 2)
     (episode,) = (await play(*replies, options={"prompt_style": "short"})).episodes
-    first, second = (s.prompt_text for s in of(episode.samples, CODER))
+    first, second = (s.request.prompt_text for s in of(episode.samples, CODER))
     assert "\nCode: Add two numbers.<" in first
     assert f"\nCode: Add two numbers.\nLast:\n{WRONG}\nIn 1 -1 want 0 got 2<" in second
 
 
 async def test_long_outputs_are_cut_in_prompts(play: Any) -> None:
     (episode,) = (await play([fenced("print('x' * 5000)")] * 2, [GOOD_TEST] * 2, max_steps=2)).episodes
-    assert len(episode.samples[-1].prompt_text) < 3000
+    assert len(episode.samples[-1].request.prompt_text) < 3000

@@ -36,19 +36,33 @@ async def test_a_player_and_an_adviser_walk_over_the_ice(seat):
     assert episode.info["success"] == 1.0 and episode.team_reward == 1.0 and episode.turns == 6
     assert [s.agent_id for s in episode.samples] == ["Adviser", "Player"] * 6
     first, second = episode.samples[:2]
-    assert "You advise who acts next." in first.prompt_text and "You are Adviser." in first.prompt_text
     assert (
-        "Adviser: I take <action>down</action>" in second.prompt_text
-        and "You are Player." in second.prompt_text
+        "You advise who acts next." in first.request.prompt_text
+        and "You are Adviser." in first.request.prompt_text
     )
-    assert "Actions: left, down, right, up." in second.prompt_text and "[S]FFF" in second.prompt_text
-    assert {s.reward for s in episode.samples} == {1.0}
+    assert (
+        "Adviser: I take <action>down</action>" in second.request.prompt_text
+        and "You are Player." in second.request.prompt_text
+    )
+    assert (
+        "Actions: left, down, right, up." in second.request.prompt_text
+        and "[S]FFF" in second.request.prompt_text
+    )
+    assert {s.rewards.reward for s in episode.samples} == {1.0}
 
 
 async def test_a_player_needs_no_adviser(seat):
     result = await play(seat(LAKE, {"Player": says("down", "fly", *WAY[1:])}))
     assert result.episodes[0].info["illegal"] == 1.0 and result.metrics["episode/success_rate"] == 1.0
-    assert [s.local_reward for s in result.episodes[0].samples] == [0.0, -0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [s.rewards.local_reward for s in result.episodes[0].samples] == [
+        0.0,
+        -0.1,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 async def test_one_agent_plays_against_a_random_seat(seat):
@@ -62,10 +76,10 @@ async def test_one_agent_plays_against_a_random_seat(seat):
 async def test_players_act_in_the_games_order_and_the_loser_pays_for_its_last_move(seat):
     result = await play(seat(TICTACTOE, {"player_1": says("0", "1", "2"), "player_2": says("3", "4")}))
     samples = result.episodes[0].samples
-    assert [(s.agent_id, s.local_reward) for s in samples] == [
+    assert [(s.agent_id, s.rewards.local_reward) for s in samples] == [
         ("player_1", 0.0), ("player_2", 0.0), ("player_1", 0.0), ("player_2", -1.0), ("player_1", 1.0),
     ]  # fmt: skip
-    assert [re.search(r"Actions: (.*)\.", s.prompt_text)[1] for s in samples[:2]] == [
+    assert [re.search(r"Actions: (.*)\.", s.request.prompt_text)[1] for s in samples[:2]] == [
         "0, 1, 2, 3, 4, 5, 6, 7, 8",
         "1, 2, 3, 4, 5, 6, 7, 8",
     ]
@@ -79,10 +93,10 @@ async def test_players_at_the_same_time_do_not_read_each_other(seat):
         seat(params, {"player_0": says("rock", "rock"), "player_1": says("paper", "scissors")})
     )
     samples = result.episodes[0].samples
-    assert [(s.turn, s.agent_id, s.local_reward) for s in samples] == [
+    assert [(s.identity.turn, s.agent_id, s.rewards.local_reward) for s in samples] == [
         (1, "player_0", -1.0), (1, "player_1", 1.0), (2, "player_0", 1.0), (2, "player_1", -1.0),
     ]  # fmt: skip
-    assert not any("I take" in s.prompt_text for s in samples)
+    assert not any("I take" in s.request.prompt_text for s in samples)
 
 
 async def test_hostile_replies_are_scored_counted_and_survived(seat):
@@ -100,7 +114,7 @@ async def test_hostile_replies_are_scored_counted_and_survived(seat):
         and episode.turns == 12
         and episode.info["unparsed"] + episode.info["illegal"] == 12.0
     )
-    assert {s.local_reward for s in episode.samples} == {-0.1}
+    assert {s.rewards.local_reward for s in episode.samples} == {-0.1}
 
 
 def candidates(*replies):
@@ -116,7 +130,7 @@ async def test_a_tree_tries_every_move_on_a_copy_and_continues_with_the_best(sea
     assert episode.info["return/player_1"] == 1.0 and episode.turns == 5 and episode.left_out == 0
     rewards = {}
     for s in episode.samples:
-        rewards.setdefault((s.turn, s.agent_id), []).append((s.reward, s.committed))
+        rewards.setdefault((s.identity.turn, s.agent_id), []).append((s.rewards.reward, s.identity.committed))
     assert rewards[(2, "player_2")] == [(0.0, True), (-0.1, False), (0.0, False)]
     assert rewards[(4, "player_2")] == [(-0.1, False), (0.0, True), (-0.1, False)]
     assert rewards[(5, "player_1")] == [(0.0, False), (1.0, True), (-0.1, False)]
@@ -127,7 +141,7 @@ async def test_proposals_of_an_adviser_get_the_reward_of_their_move(seat):
     result = await play(seat(LAKE, {"Adviser": script, "Player": script}, advisers=("Adviser",), **TREE))
     (episode,) = result.episodes
     assert episode.info["success"] == 1.0
-    assert [(s.agent_id, s.reward) for s in episode.samples[-6:]] == [
+    assert [(s.agent_id, s.rewards.reward) for s in episode.samples[-6:]] == [
         ("Adviser", 1.0), ("Adviser", 0.0), ("Adviser", -0.1), ("Player", 1.0), ("Player", 0.0),
         ("Player", -0.1),
     ]  # fmt: skip
@@ -138,9 +152,13 @@ async def test_a_tree_over_players_at_the_same_time_compares_each_ones_candidate
     scripts = {"a": candidates("[-1]", "[1]", "?") * 12, "b": candidates("[1]", "[-1]", "[0]") * 12}
     result = await play(seat(params, scripts, **TREE), n=4)
     samples = [s for episode in result.episodes for s in episode.samples]
-    assert {s.reward for s in samples if s.agent_id == "a" and s.candidate == 2} == {-0.5}
+    assert {s.rewards.reward for s in samples if s.agent_id == "a" and s.identity.candidate == 2} == {-0.5}
     by_candidate = [
-        {s.reward for s in samples if s.agent_id == "b" and s.candidate == i and s.turn == 1}
+        {
+            s.rewards.reward
+            for s in samples
+            if s.agent_id == "b" and s.identity.candidate == i and s.identity.turn == 1
+        }
         for i in range(3)
     ]
     assert by_candidate[0] == {0.0}, "away from the other one is never a meeting"
@@ -150,7 +168,7 @@ async def test_a_tree_over_players_at_the_same_time_compares_each_ones_candidate
 async def test_episodes_of_a_group_start_alike(seat):
     scripts = {"Player": lambda prompt, request: "<action>5</action>"}
     result = await play(seat({"env_id": "Taxi-v4"}, scripts, max_steps=1), n=3)
-    assert len({e.samples[0].prompt_text for e in result.episodes}) == 1
+    assert len({e.samples[0].request.prompt_text for e in result.episodes}) == 1
 
 
 async def test_a_described_world_and_a_worded_role_take_the_place_of_the_plain_ones(seat, registered):
@@ -174,8 +192,11 @@ async def test_a_described_world_and_a_worded_role_take_the_place_of_the_plain_o
     finally:
         AgentRegistry.remove("player_1", orchestra="farama")
     first, second = (await play(collector)).episodes[0].samples
-    assert "X: Play.\n\nthe board of player_1 (the corner or the middle)" in first.prompt_text
-    assert "You are player_2." in second.prompt_text and "the board of player_2" in second.prompt_text
+    assert "X: Play.\n\nthe board of player_1 (the corner or the middle)" in first.request.prompt_text
+    assert (
+        "You are player_2." in second.request.prompt_text
+        and "the board of player_2" in second.request.prompt_text
+    )
 
 
 @pytest.mark.parametrize(

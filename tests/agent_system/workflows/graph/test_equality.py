@@ -134,4 +134,4 @@ async def test_a_file_makes_the_calls_of_the_python_team(
 
 
 def results_of(sample: Any) -> Any:
-    return sample.agent_id, sample.valid, sample.fields, sample.action, sample.reward
+    return sample.agent_id, sample.valid, sample.fields, sample.action, sample.rewards.reward

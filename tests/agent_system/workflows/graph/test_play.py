@@ -50,7 +50,7 @@ def spoken(result: CollectResult) -> list[str]:
 def read(result: CollectResult) -> dict[str, str]:
     """What each reply read, without the question."""
     return {
-        s.text: " ".join(s.messages[0]["content"].split("What?", 1)[1].split())
+        s.text: " ".join(s.request.messages[0]["content"].split("What?", 1)[1].split())
         for s in result.episodes[0].samples
     }
 
@@ -137,7 +137,7 @@ async def test_a_vote_is_the_action_of_the_team(make_team: Play) -> None:
     text = team("- {vote: A, n: 3, id: s}", agents="  A: {prompt: '{env_prompt}', answer: boxed}\n")
     result = await play(make_team, text, replies={"A": ["\\boxed{8}", "\\boxed{ 7}", "\\boxed{7 }"]})
     assert result.episodes[0].team_reward == 1.0
-    assert len({s.seed for s in result.episodes[0].samples}) == 3
+    assert len({s.request.seed for s in result.episodes[0].samples}) == 3
 
 
 async def test_a_vote_of_steps_leaves_out_those_that_have_not_run(make_team: Play) -> None:
@@ -234,7 +234,15 @@ async def test_numbers_seeds_and_prompts_do_not_depend_on_which_reply_comes_firs
         assert not any(e.failure for e in episodes)
         return [
             [
-                (s.agent_id, s.call, s.candidate, s.seed, s.prompt_ids, s.text, s.prior_replies)
+                (
+                    s.agent_id,
+                    s.identity.call,
+                    s.identity.candidate,
+                    s.request.seed,
+                    s.request.prompt_ids,
+                    s.text,
+                    s.identity.prior_replies,
+                )
                 for s in e.samples
             ]
             for e in episodes
@@ -266,5 +274,8 @@ async def test_agents_act_in_the_environment_under_the_name_that_it_knows(make_t
     result = await make_team(text, replies, env_params={"verdict_reward": 0.5}).collect([TASK], 1, step=0)
     (episode,) = result.episodes
     assert [s.agent_id for s in episode.samples] == ["Careful", "Judge", "Careful"]
-    assert [s.local_reward for s in episode.samples] == [0.0, 0.5, 0.0]
-    assert episode.info["solver/mended"] == 1.0 and "Careful: \\boxed{8}" in episode.samples[1].prompt_text
+    assert [s.rewards.local_reward for s in episode.samples] == [0.0, 0.5, 0.0]
+    assert (
+        episode.info["solver/mended"] == 1.0
+        and "Careful: \\boxed{8}" in episode.samples[1].request.prompt_text
+    )

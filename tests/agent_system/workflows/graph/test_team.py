@@ -302,7 +302,7 @@ async def test_tools_are_those_that_the_command_line_names(make_team: Play, tmp_
     call = '<tool_call>{"name": "lookup", "arguments": {"item": "bread"}}</tool_call>'
     team = make_team(text, {"A": [call, "\\boxed{3}"]}, options={"tools": tools})
     (episode,) = (await team.collect([Task("t", "Price?", "demo", "3")], 1, step=0)).episodes
-    assert episode.team_reward == 1.0 and "<tool_response>\n3\n" in episode.samples[1].prompt_text
+    assert episode.team_reward == 1.0 and "<tool_response>\n3\n" in episode.samples[1].request.prompt_text
 
 
 async def test_special_tokens_of_a_prompt_are_no_tokens(make_team: Play) -> None:
@@ -312,6 +312,6 @@ async def test_special_tokens_of_a_prompt_are_no_tokens(make_team: Play) -> None
     team = make_team(text, {"Solver Agent": ["\\boxed{7}"], "Verifier Agent": ["<verify>approve</verify>"]})
     (episode,) = (await team.collect([Task("t", "Price?", "demo", "7")], 1, step=0)).episodes
     start = make_tokenizer().convert_tokens_to_ids("<|im_start|>")
-    assert list(episode.samples[0].prompt_ids).count(start) == 2, (
+    assert list(episode.samples[0].request.prompt_ids).count(start) == 2, (
         "the message and the reply begin with one each"
     )

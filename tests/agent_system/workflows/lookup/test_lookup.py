@@ -128,11 +128,11 @@ async def test_the_team_and_its_metrics(tokenizer: Any) -> None:
     team = scripted_team("lookup", replies, tokenizer=tokenizer, env_params={"skill_reward": 0.5})
     (episode,) = (await team.collect([TASK], 1, step=0)).episodes
     assert [s.agent_id for s in episode.samples] == [SOLVER, CHECKER, SOLVER, CHECKER, FILER]
-    assert [s.messages[0]["content"] for s in episode.samples] == [
+    assert [s.request.messages[0]["content"] for s in episode.samples] == [
         "Code: red kiwi shelf", "Check: red kiwi shelf C", "Code: red kiwi shelf", "Check: red kiwi shelf A",
         "File: A",
     ]  # fmt: skip
-    assert [s.local_reward for s in episode.samples] == [0.0, 0.5, 0.5, 0.5, 0.5]
+    assert [s.rewards.local_reward for s in episode.samples] == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert episode.team_reward == 1.0
     assert episode.info == {
         "success": 1.0,
@@ -163,7 +163,10 @@ async def test_invalid_replies_and_other_options(
 async def test_a_single_agent_says_what_is_asked(tokenizer: Any) -> None:
     team = scripted_team("single", {"Single Agent": ["shelf B"]}, env_name="lookup", tokenizer=tokenizer)
     (episode,) = (await team.collect([TASK], 1, step=0)).episodes
-    assert episode.team_reward == 1.0 and episode.samples[0].messages[0]["content"] == "Code: red kiwi shelf"
+    assert (
+        episode.team_reward == 1.0
+        and episode.samples[0].request.messages[0]["content"] == "Code: red kiwi shelf"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,12 @@ async def test_the_file_makes_the_calls_of_the_python_team(tokenizer: Any, tmp_p
     theirs = (await python.collect(tasks(200), 1, step=0)).episodes
     ours = await episodes_of(tokenizer, FILE.read_text(), tmp_path, 200)
     for mine, other in zip(ours, theirs, strict=True):
-        assert [(s.agent_id, s.prompt_ids, s.seed, s.action, s.valid, s.reward) for s in mine.samples] == [
-            (s.agent_id, s.prompt_ids, s.seed, s.action, s.valid, s.reward) for s in other.samples
+        assert [
+            (s.agent_id, s.request.prompt_ids, s.request.seed, s.action, s.valid, s.rewards.reward)
+            for s in mine.samples
+        ] == [
+            (s.agent_id, s.request.prompt_ids, s.request.seed, s.action, s.valid, s.rewards.reward)
+            for s in other.samples
         ]
     assert {len(e.samples) for e in theirs} >= {2, 3, 4, 5, 6}
 
@@ -236,4 +243,4 @@ async def test_a_tree_compares_letters(tokenizer: Any) -> None:
     team = scripted_team("lookup", SCRIPTS, tokenizer=tokenizer, **tree)
     episodes = (await team.collect(tasks(8), 1, step=0)).episodes
     assert not any(e.failure for e in episodes)
-    assert {s.candidate for e in episodes for s in e.samples} == {0, 1, 2}
+    assert {s.identity.candidate for e in episodes for s in e.samples} == {0, 1, 2}

@@ -43,8 +43,8 @@ async def test_right_verdict_earns_the_verdict_reward_and_a_missing_one_never(pl
         solver=[rf"\boxed{{{answer}}}", r"\boxed{42}"], verifier=[verdict], env={"verdict_reward": 0.5}
     )
     samples = result.episodes[0].samples
-    assert samples[1].agent_id == VERIFIER and samples[1].local_reward == local
-    assert all(sample.local_reward == 0.0 for sample in samples if sample.agent_id == SOLVER)
+    assert samples[1].agent_id == VERIFIER and samples[1].rewards.local_reward == local
+    assert all(sample.rewards.local_reward == 0.0 for sample in samples if sample.agent_id == SOLVER)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ async def test_an_agent_without_local_rewards_cuts_no_credit(play, first, verdic
         solver=solver, verifier=[REJECT], env={"verdict_reward": verdict_reward}, reward=reward
     )
     samples = result.episodes[0].samples
-    assert [s.local_given for s in samples] == given and [s.team_reward for s in samples] == team
+    assert [s.rewards.local_given for s in samples] == given and [
+        s.rewards.team_reward for s in samples
+    ] == team
 
 
 async def test_hanging_answer_scores_zero_is_counted_and_does_not_stop_the_run(play):

@@ -34,7 +34,7 @@ async def test_every_speaker_reads_the_whole_dialogue(play):
         verifier=["off by one " + REJECT, REJECT],
         options={"max_loop_num": 3},
     )
-    last = result.episodes[0].samples[-1].prompt_text
+    last = result.episodes[0].samples[-1].request.prompt_text
     assert (
         last.index("[Solver]\nfirst") < last.index("[Verifier]\noff by one") < last.index("[Solver]\nsecond")
     )

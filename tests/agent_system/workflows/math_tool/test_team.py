@@ -28,9 +28,12 @@ async def test_the_tool_user_answers_with_what_its_program_prints_and_each_gener
     result = await play([boxed("42")], [called("print(6 * 7)"), boxed("42")])
     (episode,) = result.episodes
     asked, answered = of(episode, TOOL_USER)
-    assert "<tool_response>\n42\n" in answered.prompt_text and (asked.action, answered.action) == ("", "42")
-    assert [s.local_reward for s in (asked, answered)] == [1.0, 1.0] and [
-        s.reward for s in (asked, answered)
+    assert "<tool_response>\n42\n" in answered.request.prompt_text and (asked.action, answered.action) == (
+        "",
+        "42",
+    )
+    assert [s.rewards.local_reward for s in (asked, answered)] == [1.0, 1.0] and [
+        s.rewards.reward for s in (asked, answered)
     ] == [2.0, 2.0]
     assert (episode.turns, episode.team_reward, episode.info["agreed"]) == (1, 1.0, 1) and len(
         result.batch
@@ -46,9 +49,11 @@ async def test_they_see_each_others_answers_in_the_next_turn_and_stop_when_they_
         and (episode.info["success"], episode.info["agreed"]) == (1, 1)
     )
     first, second = of(episode, REASONER)
-    assert "# The last turn" not in first.prompt_text and first.local_reward == pytest.approx(0.2)
-    assert "The Reasoner's answer: 41\nThe Tool-user's answer: 42" in second.prompt_text
-    assert '"42"' not in first.prompt_text
+    assert "# The last turn" not in first.request.prompt_text and first.rewards.local_reward == pytest.approx(
+        0.2
+    )
+    assert "The Reasoner's answer: 41\nThe Tool-user's answer: 42" in second.request.prompt_text
+    assert '"42"' not in first.request.prompt_text
 
 
 async def test_errors_are_shown_to_the_tool_user_and_missing_answers_are_named(play: Any) -> None:
@@ -56,13 +61,13 @@ async def test_errors_are_shown_to_the_tool_user_and_missing_answers_are_named(p
     (episode,) = (await play(["?", boxed("42")], replies, max_steps=2)).episodes
     _, second, third, _ = of(episode, TOOL_USER)
     assert (
-        "ValueError: no" in second.prompt_text
-        and "error: the tool call is not valid JSON" in third.prompt_text
+        "ValueError: no" in second.request.prompt_text
+        and "error: the tool call is not valid JSON" in third.request.prompt_text
     )
     assert [s.valid for s in of(episode, TOOL_USER)] == [True, False, False, True]
     assert (
         "The Reasoner's answer: (none)\nThe Tool-user's answer: (none)"
-        in of(episode, TOOL_USER)[3].prompt_text
+        in of(episode, TOOL_USER)[3].request.prompt_text
     )
     assert (
         episode.info["reasoner/unparsed"] == 1
@@ -90,7 +95,9 @@ async def test_a_tree_is_refused_because_a_call_has_several_generations(play: An
 
 async def test_the_short_style_says_the_same_in_few_words(play: Any) -> None:
     (episode,) = (await play([boxed("41"), boxed("42")], [boxed("42")] * 2, style="short")).episodes
-    assert "\nReason: What is 6 times 7?\nReasoner 41\nTool 42<" in of(episode, REASONER)[1].prompt_text
+    assert (
+        "\nReason: What is 6 times 7?\nReasoner 41\nTool 42<" in of(episode, REASONER)[1].request.prompt_text
+    )
 
 
 def test_the_run_gets_a_sandbox_for_its_agents() -> None:

@@ -78,7 +78,9 @@ def task(text: str = AROUND) -> Task:
 def proposal(sample: Any) -> str:
     """What an Executor read."""
     (line,) = [
-        line for line in sample.prompt_text.splitlines() if line.startswith("The Tool's program proposes: ")
+        line
+        for line in sample.request.prompt_text.splitlines()
+        if line.startswith("The Tool's program proposes: ")
     ]
     return str(line.removeprefix("The Tool's program proposes: "))
 
@@ -101,10 +103,10 @@ async def test_a_program_that_searches_leads_the_team_to_the_goal(
             and episode.info["executor/followed"] == 1.0
         )
         assert episode.info["tool/failed_runs"] == 0.0 and episode.turns == -(-MAP.shortest // 4)
-        assert all(s.local_reward == 0.0 and s.valid for s in episode.samples)
-        read = [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR and s.candidate == 0]
+        assert all(s.rewards.local_reward == 0.0 and s.valid for s in episode.samples)
+        read = [proposal(s) for s in episode.samples if s.agent_id == EXECUTOR and s.identity.candidate == 0]
         assert walk(MAP, MAP.start, "".join(read).replace(", ", "")).reached
-        assert not any("import sys" in s.prompt_text for s in episode.samples), (
+        assert not any("import sys" in s.request.prompt_text for s in episode.samples), (
             "the Executor reads the moves, not the program"
         )
         json.dumps([s.to_json() for s in episode.samples])
@@ -117,7 +119,11 @@ async def test_a_program_without_moves_is_scored_counted_and_survived(
     result = await collector([fenced(program)], ["<moves>D</moves>"]).collect([task()], 1, step=0)
     (episode,) = result.episodes
     tool, executor = episode.samples
-    assert not episode.failed and tool.local_reward == pytest.approx(-0.5) and executor.local_reward > -0.2
+    assert (
+        not episode.failed
+        and tool.rewards.local_reward == pytest.approx(-0.5)
+        and executor.rewards.local_reward > -0.2
+    )
     assert (
         episode.info["tool/failed_runs"],
         episode.info["tool/unparsed"],
@@ -130,7 +136,7 @@ async def test_a_reply_without_a_program_runs_nothing_and_is_an_invalid_action(c
     before = shared_sandbox().stats()["runs"]
     for reply in ("<moves>D, D</moves>", "```python\n\n```", "```\nprint('D')\n```"):
         (episode,) = (await collector([reply], ["<moves>D</moves>"]).collect([task()], 1, step=0)).episodes
-        assert not episode.samples[0].valid and episode.samples[0].local_reward == pytest.approx(-0.5)
+        assert not episode.samples[0].valid and episode.samples[0].rewards.local_reward == pytest.approx(-0.5)
         assert (episode.info["tool/failed_runs"], episode.info["tool/unparsed"]) == (0, 1)
         assert proposal(episode.samples[1]) == "none: the reply holds no plan"
     assert shared_sandbox().stats()["runs"] == before
@@ -151,8 +157,8 @@ async def test_each_candidate_runs_its_own_program_and_the_best_one_is_read(coll
     (episode,) = (await team.collect([task()], 1, step=0)).episodes
     assert shared_sandbox().stats()["runs"] - before == len(programs) and episode.left_out == 0
     tools = [s for s in episode.samples if s.agent_id == TOOL]
-    assert [s.committed for s in tools] == [program == SOLVER for program in programs]
-    assert [s.local_reward for s in tools] == pytest.approx(
+    assert [s.identity.committed for s in tools] == [program == SOLVER for program in programs]
+    assert [s.rewards.local_reward for s in tools] == pytest.approx(
         [0.0 if p == SOLVER else -0.2 if p == "print('R')" else -0.5 for p in programs]
     )
     assert {proposal(s) for s in episode.samples if s.agent_id == EXECUTOR} == {"D, D, R, R"}

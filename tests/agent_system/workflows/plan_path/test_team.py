@@ -34,7 +34,7 @@ async def test_a_scripted_team_solves_a_map(play):
         )
         assert episode.team_reward == pytest.approx(1.5) and episode.turns == -(-MAP.shortest // 4)
         assert [s.agent_id for s in episode.samples] == [TOOL, EXECUTOR] * episode.turns
-        assert all(s.local_reward == 0.0 for s in episode.samples)
+        assert all(s.rewards.local_reward == 0.0 for s in episode.samples)
     assert result.metrics["episode/success_rate"] == 1.0
 
 
@@ -43,8 +43,10 @@ async def test_the_executor_reads_the_proposal_and_the_next_turn_starts_where_it
         tool=["go <moves>R</moves>", "<moves>D</moves>"], executor=["<moves>D</moves>"] * 2, max_steps=2
     )
     samples = result.episodes[0].samples
-    assert "[Tool]\ngo <moves>R</moves>" in samples[1].prompt_text
-    assert "row 1, column 0" in samples[2].prompt_text and "[Tool]" not in samples[2].prompt_text
+    assert "[Tool]\ngo <moves>R</moves>" in samples[1].request.prompt_text
+    assert (
+        "row 1, column 0" in samples[2].request.prompt_text and "[Tool]" not in samples[2].request.prompt_text
+    )
     assert result.episodes[0].info["tool/illegal"] == 1.0 and result.episodes[0].info["moves"] == 2.0
 
 
@@ -72,7 +74,7 @@ async def test_hostile_replies_are_scored_counted_and_survived(play, reply):
         and episode.info["success"] == 0.0
     )
     assert episode.info["executor/unparsed"] + episode.info["executor/illegal"] == 2.0
-    assert all(s.local_reward < 0.0 for s in episode.samples)
+    assert all(s.rewards.local_reward < 0.0 for s in episode.samples)
 
 
 @pytest.mark.parametrize("agent", [PlanPathProposerAgent(), PlanPathExecutorAgent()])

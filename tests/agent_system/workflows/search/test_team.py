@@ -39,7 +39,7 @@ async def test_the_team_searches_until_enough_is_known_and_then_answers(make_col
     assert (episode.team_reward, episode.turns, episode.info["searches"]) == (1, 3, 2)
     assert episode.answer == "", "act ended the last turn; the query of the turn before is no answer"
     assert result.metrics["episode/success_rate"] == 1
-    last = episode.samples[-1].prompt_text
+    last = episode.samples[-1].request.prompt_text
     assert (
         "Step 1: <search>author of Tamo</search> <information>Doc 1 (Title: Tamo) The author of Tamo is "
         "Kilu.</information>" in last
@@ -56,7 +56,7 @@ async def test_memory_shows_the_last_searches_only(make_collector, server):
     script = {VERIFIER: lambda *_: "<verify>no</verify>", SEARCH: _numbered(), ANSWER: careful}
     collector = make_collector(script, {"url": server.url, "topk": 1}, history_length=2)
     (episode,) = (await collector.collect([TASK], 1, step=0)).episodes
-    prompt = episode.samples[-1].prompt_text
+    prompt = episode.samples[-1].request.prompt_text
     assert ["Tamo 0" in prompt, "Tamo 1" in prompt, "Tamo 2" in prompt] == [False, True, True]
     assert (episode.turns, episode.team_reward) == (4, 0), "env.max_steps turns, then it is over"
 
@@ -107,8 +107,8 @@ async def test_trees_try_every_query_on_a_fork_and_go_on_with_the_one_that_found
     )
     (episode,) = (await collector.collect([TASK], 1, step=0)).episodes
     searches = [s for s in episode.samples if s.agent_id == SEARCH]
-    assert [(s.reward, s.committed) for s in searches] == [(0, False), (1, True)]
-    assert "translator" not in episode.samples[-1].prompt_text
+    assert [(s.rewards.reward, s.identity.committed) for s in searches] == [(0, False), (1, True)]
+    assert "translator" not in episode.samples[-1].request.prompt_text
     assert (episode.team_reward, episode.turns, episode.info["searches"]) == (1, 2, 1)
 
 

@@ -33,16 +33,23 @@ async def test_a_scripted_team_solves_a_room_over_several_turns(play) -> None:
 async def test_the_executor_reads_the_plan_and_may_act_otherwise(play) -> None:
     result = await play(tool=["<think>hm</think>Down. <moves>D</moves>"], executor=["No: <moves>U</moves>"])
     tool, executor = result.episodes[0].samples
-    assert UP in tool.prompt_text and UP in executor.prompt_text
-    assert "Down. <moves>D</moves>" in executor.prompt_text and "hm" not in executor.prompt_text
+    assert UP in tool.request.prompt_text and UP in executor.request.prompt_text
+    assert (
+        "Down. <moves>D</moves>" in executor.request.prompt_text and "hm" not in executor.request.prompt_text
+    )
     assert result.episodes[0].info["plan/followed"] == 0.0 and result.episodes[0].info["success"] == 1.0
 
 
 async def test_the_next_turn_starts_from_the_committed_state(play) -> None:
     result = await play(tool=["<moves>L</moves>"] * 2, executor=["<moves>L</moves>", "<moves>R U</moves>"])
     samples = result.episodes[0].samples
-    assert "#-$--#\n#@---#" in samples[2].prompt_text and "#@---#" not in samples[1].prompt_text
-    assert samples[2].anchor != samples[0].anchor and samples[1].anchor == samples[0].anchor
+    assert (
+        "#-$--#\n#@---#" in samples[2].request.prompt_text and "#@---#" not in samples[1].request.prompt_text
+    )
+    assert (
+        samples[2].identity.anchor != samples[0].identity.anchor
+        and samples[1].identity.anchor == samples[0].identity.anchor
+    )
 
 
 async def test_both_roles_are_shown_what_stopped_the_last_turn_so_that_the_prompts_of_equal_states_differ(
@@ -52,10 +59,10 @@ async def test_both_roles_are_shown_what_stopped_the_last_turn_so_that_the_promp
     result = await play(
         tool=["<moves>D</moves>"] * 3, executor=replies, env={"show_last": True, "max_moves": 2}
     )
-    prompts = [sample.prompt_text for sample in result.episodes[0].samples]
+    prompts = [sample.request.prompt_text for sample in result.episodes[0].samples]
     seen = ["last - - stop -"] * 2 + ["last - L stop L"] * 2 + ["last - - stop L"] * 2
     assert all(f"#----#\n######\n{line}\n" in prompt for prompt, line in zip(prompts, seen, strict=True))
-    assert result.episodes[0].samples[2].anchor == result.episodes[0].samples[4].anchor
+    assert result.episodes[0].samples[2].identity.anchor == result.episodes[0].samples[4].identity.anchor
 
 
 async def test_short_prompts_quote_moves_alone(play) -> None:
@@ -65,7 +72,7 @@ async def test_short_prompts_quote_moves_alone(play) -> None:
         options={"prompt_style": "short"},
         env={"view": "spaced"},
     )
-    first, second, third, fourth = (s.prompt_text for s in result.episodes[0].samples)
+    first, second, third, fourth = (s.request.prompt_text for s in result.episodes[0].samples)
     assert (
         "Plan:\n# # # # # #" in first
         and "# - . - - #\n" in second
@@ -90,7 +97,7 @@ async def test_hostile_replies_leave_the_episode_whole(play, reply: str) -> None
     result = await play(tool=[reply] * 3, executor=[reply] * 3, turns=3, room=TWO)
     episode = result.episodes[0]
     assert not episode.failed and episode.turns == 3 and episode.team_reward == 0.0
-    assert all(s.local_reward < 0 for s in episode.samples)
+    assert all(s.rewards.local_reward < 0 for s in episode.samples)
     assert episode.info["unparsable"] + episode.info["illegal"] == 3
 
 

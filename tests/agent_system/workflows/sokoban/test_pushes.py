@@ -162,7 +162,7 @@ async def test_the_prompts_say_what_a_move_is(play) -> None:
         result = await play(
             tool=["<moves>U</moves>"], executor=["<moves>U</moves>"], env={"actions": actions}
         )
-        assert all(words in sample.prompt_text for sample in result.episodes[0].samples)
+        assert all(words in sample.request.prompt_text for sample in result.episodes[0].samples)
         assert result.episodes[0].info["success"] == 1.0
 
 

@@ -35,11 +35,15 @@ async def test_a_scripted_team_solves_a_puzzle_over_several_turns(play):
     assert [sample.agent_id for sample in episode.samples] == [TOOL, EXECUTOR] * 3
     assert result.metrics["episode/success_rate"] == 1.0 and episode.turns == 3
     assert episode.team_reward == pytest.approx(1.5)
-    assert [sample.act_reward for sample in episode.samples] == pytest.approx(
+    assert [sample.rewards.act_reward for sample in episode.samples] == pytest.approx(
         [0, 2 / 16, 0, 1 / 16, 0, 5 / 16 + 1]
     )
-    assert "Now:\n1 2 3 4\n. 4 . 2" in episode.samples[2].prompt_text
-    assert episode.samples[2].anchor == episode.samples[3].anchor != episode.samples[4].anchor
+    assert "Now:\n1 2 3 4\n. 4 . 2" in episode.samples[2].request.prompt_text
+    assert (
+        episode.samples[2].identity.anchor
+        == episode.samples[3].identity.anchor
+        != episode.samples[4].identity.anchor
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind(4, "hard"), Kind(9, "medium")])
@@ -57,15 +61,15 @@ async def test_writing_every_cell_of_a_generated_puzzle_solves_it(play, kind):
 async def test_the_executor_reads_the_plan_and_the_tool_does_not(play):
     result = await play(tool=["I say <plan>1 2 2</plan>"] * 2, executor=[action("1 4 4")] * 2, turns=2)
     tool, executor, second, _ = result.episodes[0].samples
-    assert "[Tool]\nI say <plan>1 2 2</plan>" in executor.prompt_text
-    assert "I say" not in tool.prompt_text and "I say" not in second.prompt_text
+    assert "[Tool]\nI say <plan>1 2 2</plan>" in executor.request.prompt_text
+    assert "I say" not in tool.request.prompt_text and "I say" not in second.request.prompt_text
 
 
 async def test_hostile_replies_are_scored_and_survived(play):
     result = await play(tool=HOSTILE, executor=HOSTILE, turns=len(HOSTILE))
     episode = result.episodes[0]
     assert episode.failure is None and episode.turns == len(HOSTILE)
-    assert all(sample.reward <= 0.0 for sample in episode.samples if sample.agent_id == EXECUTOR)
+    assert all(sample.rewards.reward <= 0.0 for sample in episode.samples if sample.agent_id == EXECUTOR)
     assert result.metrics["env/illegal"] == 2 and result.metrics["env/unreadable"] == len(HOSTILE) - 2
     assert result.metrics["env/progress"] == 0.0
 
@@ -83,7 +87,7 @@ async def test_short_prompts_are_the_bare_board(play):
     result = await play(
         tool=["<plan>1 2 2</plan>"], executor=[action("1 2 2")], options={"prompt_style": "short"}
     )
-    tool, executor = (sample.prompt_text for sample in result.episodes[0].samples)
+    tool, executor = (sample.request.prompt_text for sample in result.episodes[0].samples)
     board = "1 . 3 .\n. 4 . 2\n2 . 4 .\n. 3 . 1"
     assert f"\nPlan:\n{board}<" in tool
     assert f"\nFill:\n{board}\nTool: <plan>1 2 2</plan><" in executor

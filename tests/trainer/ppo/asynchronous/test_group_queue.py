@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from verl.trainer.plan.learners import Pace
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, GroupState, fits
-from verl.trainer.ppo.asynchronous.pace import Pace
 
 
 def episodes(index: int) -> tuple[Any, ...]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.plan.learners import Pace
 from verl.trainer.ppo.asynchronous.group_queue import GroupQueue
 from verl.trainer.ppo.asynchronous.metrics import count_metrics, length_ratio, partial_metrics
-from verl.trainer.ppo.asynchronous.pace import Pace
 
 
 @dataclass

@@ -16,10 +16,10 @@ import pytest
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.learners import Pace
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.group_queue import Group
 from verl.trainer.ppo.asynchronous.metrics import TICK_S
-from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, check_checkpoint
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.trainer.ppo.collect.step_samples import StepSamples

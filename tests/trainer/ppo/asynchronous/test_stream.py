@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from verl.trainer.config import RunConfig
+from verl.trainer.plan.learners import Pace
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.stream import GroupStream
 from verl.utils.loop_thread import LoopThread
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -73,7 +73,8 @@ def score(
     config.trainer.critic_warmup, config.gateway.structured = warmup, structured
     config.algorithm = algorithm or AlgorithmConfig(norm_adv_by_std_in_grpo=False)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(**correction)  # type: ignore[arg-type]
-    assigner = CreditAssigner(config, plan_of(config), team or ScriptedTeam(), on_policy)  # type: ignore[arg-type]
+    plan = replace(plan_of(config), on_policy=on_policy)
+    assigner = CreditAssigner(config, plan, team or ScriptedTeam())  # type: ignore[arg-type]
     return assigner.score(make_batch(**columns or {}), Timer(), version=3)
 
 
@@ -211,7 +212,7 @@ def token_scores(estimator: str, algorithm: AlgorithmConfig | None = None, **cor
         [[0.5, 0.0, 0.25], [4.0, -1.0, 0.0], [0.0] * 3, [0.0, 8.0, 0.0]], dtype=torch.float64
     )
     team = ScriptedTeam(uses_critic=estimator == "gae")
-    batch, _ = CreditAssigner(config, plan_of(config), team, True).score(batch, Timer(), version=3)  # type: ignore[arg-type]
+    batch, _ = CreditAssigner(config, plan_of(config), team).score(batch, Timer(), version=3)  # type: ignore[arg-type]
     return batch
 
 

@@ -40,7 +40,7 @@ def batch(rewards: list[float]) -> DataProto:
 
 def test_moving_averages_go_on_from_a_checkpoint_to_the_bit() -> None:
     config = RunConfig(algorithm=AlgorithmConfig(adv_estimator="rae"))
-    through, before, after = (CreditAssigner(config, plan_of(config), TEAM, on_policy=True) for _ in range(3))
+    through, before, after = (CreditAssigner(config, plan_of(config), TEAM) for _ in range(3))
     steps = [[1.0, 0.0, 0.5, 2.0], [3.0, 1.0, 0.0, 0.0]]
     whole = [
         through.score(batch(rewards), Timer(), i)[0].batch["advantages"] for i, rewards in enumerate(steps)
@@ -49,7 +49,7 @@ def test_moving_averages_go_on_from_a_checkpoint_to_the_bit() -> None:
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert after.estimator_state["rae"], "the averages are there before the next step"
     assert torch.equal(after.score(batch(steps[1]), Timer(), 1)[0].batch["advantages"], whole[1])
-    fresh = CreditAssigner(config, plan_of(config), TEAM, on_policy=True)
+    fresh = CreditAssigner(config, plan_of(config), TEAM)
     assert not torch.equal(fresh.score(batch(steps[1]), Timer(), 1)[0].batch["advantages"], whole[1])
 
 
@@ -81,9 +81,7 @@ def test_theta_falls_by_a_step_when_validation_accuracy_falls_by_a_share(
             theta.update({"val/episodes": 1.0, ACCURACY: accuracy})
             found.append(theta.value)
             if number == stop:
-                before, after = (
-                    CreditAssigner(config, plan_of(config), TEAM, on_policy=True) for _ in range(2)
-                )
+                before, after = (CreditAssigner(config, plan_of(config), TEAM) for _ in range(2))
                 before.theta = theta
                 after.load_state_dict(json.loads(json.dumps(before.state_dict())))
                 theta = after.theta
@@ -99,7 +97,7 @@ def test_theta_stays_without_a_step_without_a_success_rate_and_with_an_older_che
         fixed.update(metrics)
         adapts.update({"val/episodes": 1.0})
     assert (fixed.value, fixed.state_dict(), adapts.value) == (0.5, {}, 0.5)
-    assigner = CreditAssigner(RunConfig(), plan_of(RunConfig()), TEAM, on_policy=True)
+    assigner = CreditAssigner(RunConfig(), plan_of(RunConfig()), TEAM)
     assigner.load_state_dict({"kl_coef": {}, "estimators": {}})
     assert assigner.theta.value == 0.5
 
@@ -111,7 +109,7 @@ def test_a_validation_reaches_the_collector_and_the_checkpoint_that_was_written_
     config.reward.propagation = PropagationConfig(mode="threshold", theta_step=0.1)
     told: list[float] = []
     store = CheckpointStore(tmp_path)
-    credit = CreditAssigner(config, plan_of(config), TEAM, on_policy=True)
+    credit = CreditAssigner(config, plan_of(config), TEAM)
     checkpointer: Any = SimpleNamespace(credit=credit, amend=partial(store.amend, 4))
     unused: Any = None
     validator = Validator(

@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import Any, Literal, get_args
 
-from verl.trainer.ppo.asynchronous.pace import Pace
+from verl.trainer.plan.learners import Pace
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 
 GroupState = Literal["running", "complete", "training", "failed", "rejected", "dropped"]

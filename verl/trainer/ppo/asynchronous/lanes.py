@@ -37,7 +37,6 @@ def lanes_of(
     There is one lane, too, with an estimator that keeps state, and with a penalty in the reward
     whose coefficient adapts. The critic of a worker group is in the lane of its policies.
     """
-    policies = plan.policy_ids
     keeps_state = any(agent.takes("state") for agent in plan.trained)
     adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
     # With `one_step_off` the samples of the next step have to be complete before any weights are
@@ -45,14 +44,13 @@ def lanes_of(
     # an estimator and an adapted coefficient are state of all policies, which would depend on the
     # lane that comes first.
     if async_training.mode != "fully_async" or plan.committed or adapts or keeps_state:
-        return [policies]
+        return [plan.policy_ids]
     # Adapters of one base, and its critic, share the processes of a worker group, which do one
     # thing at once.
-    key = {agent.policy_id: agent.wg_id for agent in plan.trained}
     common = {agent.wg_id for agent in plan.trained if not compares_itself(agent)}
     lanes: dict[str, list[str]] = {}
-    for policy in policies:
-        lanes.setdefault("" if key[policy] in common else key[policy], []).append(policy)
+    for policy, learner in plan.policies.items():
+        lanes.setdefault("" if learner.wg_id in common else learner.wg_id, []).append(policy)
     return list(lanes.values())
 
 

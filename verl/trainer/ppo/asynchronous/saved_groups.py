@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import AsyncTrainingConfig, DataConfig
+from verl.trainer.plan.learners import pace_of
 from verl.utils.checkpoint import CheckpointError
 
 FOLDER = "groups"
@@ -54,10 +55,10 @@ def check_checkpoint(
         )
     # of checkpoints of fully asynchronous training, which alone hold groups
     from verl.trainer.ppo.asynchronous.group_queue import fits
-    from verl.trainer.ppo.asynchronous.pace import paces
 
-    for policy, pace in paces(async_training, groups["bounds"]).items():
-        if pace.bound < (before := groups["bounds"][policy]) and not async_training.fresh:
+    for policy, before in groups["bounds"].items():
+        pace = pace_of(async_training, policy)
+        if pace.bound < before and not async_training.fresh:
             raise CheckpointError(
                 f"{folder} holds groups that may become {before} steps old, but this run has "
                 f"async_training.max_off_policy_threshold={pace.bound} for {policy}; keep {before} "

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from verl.trainer.plan.learners import Pace
 from verl.trainer.ppo.asynchronous.draws import TaskDraws
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, GroupState
 from verl.trainer.ppo.asynchronous.metrics import BusyTime, count_metrics, with_dropped
-from verl.trainer.ppo.asynchronous.pace import Pace
 from verl.trainer.ppo.asynchronous.saved_groups import FOLDER, STATE
 from verl.trainer.ppo.asynchronous.source import AsynchronousSource
 from verl.trainer.ppo.collect.dynamic_sampling import keep_signal, signal_rows

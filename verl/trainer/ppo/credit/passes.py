@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from verl.trainer.config import AlgorithmConfig, GatewayConfig, RunConfig
-from verl.trainer.plan.learners import is_on_policy, policy_learners
 from verl.trainer.plan.run import RunPlan
 
 
-def needs_old_log_probs(
-    algorithm: AlgorithmConfig, gateway: GatewayConfig, plan: RunPlan, on_policy: bool
-) -> bool:
+def needs_old_log_probs(algorithm: AlgorithmConfig, gateway: GatewayConfig, plan: RunPlan) -> bool:
     """Return whether old log-probs of the trainer are needed.
 
     They are for several updates per step, KL in the reward, a correction, an estimator, and the
@@ -19,12 +16,11 @@ def needs_old_log_probs(
         algorithm: keys under `algorithm`.
         gateway: keys under `gateway`.
         plan: plan of the run.
-        on_policy: see `is_on_policy`.
     """
     masks = gateway.structured == "mask"
     correction = algorithm.rollout_correction
     return not correction.bypass_mode and (
-        not on_policy
+        not plan.on_policy
         or algorithm.use_kl_in_reward
         or correction.corrects_batch
         or masks
@@ -34,7 +30,4 @@ def needs_old_log_probs(
 
 def computes_old_log_probs(config: RunConfig, plan: RunPlan) -> bool:
     """Return whether any step of a run has a pass for old log-probs."""
-    on_policy = is_on_policy(config.async_training, policy_learners(config.data, plan))
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(
-        config.algorithm, config.gateway, plan, on_policy
-    )
+    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config.algorithm, config.gateway, plan)

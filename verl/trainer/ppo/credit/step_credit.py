@@ -31,13 +31,11 @@ class CreditAssigner:
         config: configuration of the run.
         plan: plan of the run.
         team: worker groups that compute log-probs and values.
-        on_policy: see `is_on_policy`.
     """
 
-    def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers, on_policy: bool) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, team: TeamWorkers) -> None:
         self.config = config
         self.team = team
-        self.on_policy = on_policy
         self.plan = plan
         self.kl_in_reward = KLInReward(config.algorithm)
         self.theta = AdaptiveTheta(config.reward.propagation)
@@ -61,7 +59,7 @@ class CreditAssigner:
     @property
     def needs_old(self) -> bool:
         """See `needs_old_log_probs`."""
-        return needs_old_log_probs(self.config.algorithm, self.config.gateway, self.plan, self.on_policy)
+        return needs_old_log_probs(self.config.algorithm, self.config.gateway, self.plan)
 
     def score(self, batch: DataProto, timer: Timer, version: int) -> tuple[DataProto, dict[str, float]]:
         """Add log-probs, the off-policy correction, token rewards, `advantages` and `returns`.

@@ -1,90 +1,21 @@
-"""The pace of each policy in `async_training.mode=fully_async`, and checks of the keys."""
+"""Checks of the keys of `async_training`."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from verl.trainer.config.algorithm import TASK_FIELDS, AlgorithmConfig
 from verl.trainer.config.reward import RewardConfig
-from verl.trainer.config.run import AsyncTrainingConfig, DataConfig, RunConfig
-from verl.trainer.config.spec import ConfigError, with_values
+from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agents import group_fields
-from verl.trainer.plan.learners import policy_learners
+from verl.trainer.plan.learners import PolicyPlan
 from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.plan.run import RunPlan
 from verl.utils.names import did_you_mean
 
 logger = logging.getLogger(__name__)
-
-PER_POLICY_KEYS = ("max_off_policy_threshold", "staleness_threshold", "trigger_parameter_sync_step")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How far the samples of a policy may be behind it.
-
-    Attributes:
-        staleness: `async_training.staleness_threshold`.
-        trigger: `async_training.trigger_parameter_sync_step`.
-        bound: `async_training.max_off_policy_threshold`.
-        adapter: it is an adapter, which is small: its weights are sent after every step.
-    """
-
-    staleness: float = 0.0
-    trigger: int = 1
-    bound: int = 0
-    adapter: bool = False
-
-    @property
-    def least_bound(self) -> int:
-        """The lowest bound with which no group misses its deadline, see `group_queue`."""
-        return math.ceil((1 + self.staleness) * self.trigger) - 1
-
-    @property
-    def most_lead(self) -> int:
-        """Steps for which groups may be dispatched beyond the one that this policy trains, if steps
-        train on whole batches.
-        """
-        return min(math.floor((1 + self.staleness) * self.trigger) - 1, self.bound)
-
-    def sends(self, way: str, step: int, version: int, ahead: bool) -> bool:
-        """Return whether the engines get the weights of a step.
-
-        Args:
-            way: `async_training.parameter_sync`.
-            step: the step whose update has ended.
-            version: step of the weights that the engines have.
-            ahead: the next batch is complete, so no step waits for the engines while they load
-                weights.
-        """
-        if way == "eager" or self.adapter:
-            return True
-        return ahead or step - version >= self.trigger if way == "adaptive" else step % self.trigger == 0
-
-
-def paces(
-    settings: AsyncTrainingConfig, policies: Collection[str], adapters: Collection[str] = ()
-) -> dict[str, Pace]:
-    """Return the pace of each policy, `adapters` among them: that of the run, overridden by its own
-    keys.
-
-    Raises ConfigError for an invalid key or value.
-    """
-    by_policy: dict[str, Pace] = {}
-    for policy in policies:
-        overrides = settings.per_policy.get(policy) or {}
-        where = f"async_training.per_policy.{policy}"
-        values = with_values(replace(settings, per_policy={}), overrides, where, PER_POLICY_KEYS)
-        numbers = (
-            values.staleness_threshold,
-            values.trigger_parameter_sync_step,
-            values.max_off_policy_threshold,
-        )
-        by_policy[policy] = Pace(*numbers, policy in adapters)
-    return by_policy
 
 
 def check_async_training(config: RunConfig, plan: RunPlan) -> None:
@@ -97,7 +28,7 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
     batch, and dynamic sampling by rewards that depend on other groups.
     """
     settings = config.async_training
-    policies = {agent.policy_id: None for agent in plan.trained}
+    policies = plan.policies
     for name in settings.per_policy:
         if name not in policies:
             policy_names = ", ".join(policies)
@@ -105,7 +36,8 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
                 f"async_training.per_policy.{name}: no such policy{did_you_mean(name, policies)}; "
                 f"trained policies are {policy_names}"
             )
-    for policy, pace in paces(settings, policies).items():
+    for policy, policy_plan in policies.items():
+        pace = policy_plan.pace
         if settings.mode != "fully_async":
             continue
         least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
@@ -127,18 +59,19 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
                 )
             )
     if settings.mode == "fully_async":
-        _check_lead(settings, paces(settings, policies))
+        _check_lead(settings, policies)
         _check_filter(config.algorithm, config.reward)
     if settings.batch_timeout_s:
         _check_small_batches(config, plan)
-    _warn_of_updates(settings, config.data, plan)
+    _warn_of_updates(settings, policies)
 
 
-def _check_lead(settings: AsyncTrainingConfig, policy_paces: Mapping[str, Pace]) -> None:
+def _check_lead(settings: AsyncTrainingConfig, policies: Mapping[str, PolicyPlan]) -> None:
     """Raise ConfigError for a lead that no policy can have over a slower one, unless it is the
     default.
     """
-    most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in policy_paces.values())
+    paces = [policy.pace for policy in policies.values()]
+    most = max(pace.bound if settings.batch_timeout_s else pace.most_lead for pace in paces)
     if settings.max_lead > max(most, AsyncTrainingConfig().max_lead):
         more = (
             "max_off_policy_threshold"
@@ -170,13 +103,9 @@ def _check_filter(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
         )
 
 
-def _warn_of_updates(settings: AsyncTrainingConfig, data: DataConfig, plan: RunPlan) -> None:
+def _warn_of_updates(settings: AsyncTrainingConfig, policies: Mapping[str, PolicyPlan]) -> None:
     """Warn of several optimizer steps on a batch of older samples, which add to their staleness."""
-    updates = {
-        policy: learner.updates
-        for policy, learner in policy_learners(data, plan).items()
-        if learner.updates > 1
-    }
+    updates = {policy: plan.updates for policy, plan in policies.items() if plan.updates > 1}
     if updates and not settings.fresh:
         logger.warning(
             "async_training.mode=%s trains on samples of older weights, and %s: each moves the "
