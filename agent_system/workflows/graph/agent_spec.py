@@ -252,7 +252,12 @@ class Components:
             raise self.source.error(place, f"{what} must be a component with component_type")
         kind = part["component_type"]
         if kind not in types:
-            raise self.error(part, f"{what} must be {' or '.join(types)}" if kind in FIELDS and kind not in _OTHERS else self.refusal(kind))
+            raise self.error(
+                part,
+                f"{what} must be {' or '.join(types)}"
+                if kind in FIELDS and kind not in _OTHERS
+                else self.refusal(kind),
+            )
         for key in part:
             if key not in FIELDS[kind] and not (key == "agentspec_version" and part is self.source.value):
                 raise self.error(part, f"no field {short(key)}{did_you_mean(key, FIELDS[kind])}")

@@ -94,9 +94,7 @@ class _Region:
         """Return where its branches meet."""
         body = -1 if self.loop is None else self.loop.body
         order = [node for node in self.flow.order if body >> node & 1]
-        targets = {
-            n: [self.target(edge.target) for edge in self.flow.edges[n].values()] for n in order
-        }
+        targets = {n: [self.target(edge.target) for edge in self.flow.edges[n].values()] for n in order}
         return Meetings(targets, order)
 
 
@@ -217,7 +215,9 @@ class _TeamReader:
         flow = place.flow
         head = flow.nodes[loop.head]
         if not loop.exits:
-            raise self._error(head, "the loop that begins at it has no end; add a BranchingNode that leaves it")
+            raise self._error(
+                head, "the loop that begins at it has no end; add a BranchingNode that leaves it"
+            )
         left = dict.fromkeys(target for _, target in loop.exits)
         if len(left) > 1:
             source, target = next(edge for edge in loop.exits if edge[1] == list(left)[1])
@@ -365,9 +365,7 @@ class _TeamReader:
         meeting = place.meetings.of(number, named[0] if named and "meet" in facts else None)
         return self._ways(steps, place, _Fork(node, kind, ways, default, meeting), follow)
 
-    def _condition(
-        self, place: _Place, number: int, facts: Mapping[str, Any], keys: Sequence[str]
-    ) -> Any:
+    def _condition(self, place: _Place, number: int, facts: Mapping[str, Any], keys: Sequence[str]) -> Any:
         """Return the condition under which a BranchingNode takes the branch of these keys."""
         for name in CONDITIONS:
             if name in facts:
@@ -378,7 +376,8 @@ class _TeamReader:
         compared = {"is": keys[0]} if len(keys) == 1 else {"in": list(keys)}
         if len(sources) != 1:
             raise self._error(
-                node, f"its input must come from one node, found {len(sources)}; a condition is about one step"
+                node,
+                f"its input must come from one node, found {len(sources)}; a condition is about one step",
             )
         kind, source = sources[0]
         if kind == "step":
@@ -491,9 +490,7 @@ class _TeamReader:
                 part, f"another node calls an agent {short(name)} with another prompt; give it another name"
             )
 
-    def _agent(
-        self, instance: _Instance, number: int, template: str
-    ) -> tuple[dict[str, Any], list[str]]:
+    def _agent(self, instance: _Instance, number: int, template: str) -> tuple[dict[str, Any], list[str]]:
         """Return an agent for a template of inputs, and the steps whose replies its prompt has."""
         node = instance.flow.nodes[number]
         names: dict[str, str] = {}
@@ -638,6 +635,8 @@ class _Returned:
         output = self._all.properties(self._flow.part, "outputs").get(names[0], {})
         defaults = [output, *(self._outputs(end)[names[0]] for end in wanted)]
         default = next((item["default"] for item in defaults if isinstance(item.get("default"), str)), None)
+        if default is None and len(order) > 1:
+            default = ""  # each of several ends has a step of its own
         return {"of": order, **({} if default is None else {"default": default})}
 
     def _outputs(self, end: int) -> dict[str, dict[str, Any]]:
@@ -673,7 +672,8 @@ class _Returned:
                 one, other = (flow.behind[places[name]] for name in (step, later))
                 if one >> places[later] & 1 and other >> places[step] & 1:
                     raise self._all.error(
-                        flow.part, f"it returns the newest of {step} and {later}, which repeat; return one of them"
+                        flow.part,
+                        f"it returns the newest of {step} and {later}, which repeat; return one of them",
                     )
         for end, steps in wanted.items():
             first = min((order.index(step) for step in steps), default=len(order))

@@ -88,9 +88,7 @@ class ControlGraph:
                     back[target].append((node, target))
         return {head: self._loop(head, edges, sources) for head, edges in back.items()}
 
-    def _loop(
-        self, head: int, back: Sequence[tuple[int, int]], sources: Mapping[int, Sequence[int]]
-    ) -> Loop:
+    def _loop(self, head: int, back: Sequence[tuple[int, int]], sources: Mapping[int, Sequence[int]]) -> Loop:
         body = 1 << head
         stack = [node for node, _ in back]
         while stack:

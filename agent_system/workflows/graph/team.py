@@ -68,9 +68,7 @@ class Team:
         return cls._checked(read_text(text, name, is_json=is_json), max_calls, tools, max_loops)
 
     @classmethod
-    def _checked(
-        cls, source: TeamSource, max_calls: int, tools: Collection[str], max_loops: int
-    ) -> Team:
+    def _checked(cls, source: TeamSource, max_calls: int, tools: Collection[str], max_loops: int) -> Team:
         if is_agent_spec(source.value):
             from agent_system.workflows.graph.agent_spec_reader import team_of  # which few files need
 
