@@ -205,9 +205,10 @@ class Components:
             path, here = stack.pop()
             if isinstance(here, dict):
                 self._paths[id(here)] = path
-                if isinstance(name := here.get("id"), str) and "component_type" in here:
-                    if ids.setdefault(name, id(here)) != id(here):
-                        raise self.source.error((*path, "id"), f"the id {short(name)} is there twice")
+                name = here.get("id")
+                is_named = isinstance(name, str) and "component_type" in here
+                if is_named and ids.setdefault(str(name), id(here)) != id(here):
+                    raise self.source.error((*path, "id"), f"the id {short(name)} is there twice")
                 others = here.get("$referenced_components", {})
                 for name in others if isinstance(others, dict) else ():
                     if name in self._named:
