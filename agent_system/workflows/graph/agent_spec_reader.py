@@ -76,16 +76,19 @@ class _Region:
         flow: the flow.
         loop: the loop; None for the whole flow.
         exit: where the loop leads to.
+        is_root: it is the whole file, whose `stop` outside of loops ends the turn.
     """
 
     flow: Flow
     loop: Loop | None = None
     exit: int = 0
+    is_root: bool = False
 
     def target(self, node: int) -> int:
         """Return a target of a control edge as one of this region."""
         if self.loop is None:
-            return NEXT if node == self.flow.end else BREAK if node == self.flow.stopped else node
+            ends = (self.flow.end,) if self.is_root else (self.flow.end, self.flow.stopped)
+            return NEXT if node in ends else BREAK if node == self.flow.stopped else node
         if node == self.loop.head:
             return NEXT
         return node if self.loop.body >> node & 1 else BREAK
@@ -182,7 +185,7 @@ class _TeamReader:
 
     def _whole(self, instance: _Instance, depth: int) -> Steps:
         """Return the steps of a flow."""
-        region = _Region(instance.flow)
+        region = _Region(instance.flow, is_root=instance.outer is None)
         place = _Place(instance, region, region.meetings(), depth)
         return self._sequence(place, self._next(place, instance.flow.start), NEXT)
 
@@ -552,13 +555,13 @@ class _TeamReader:
     def sources(self, instance: _Instance, number: int, name: str) -> list[tuple[str, str]]:
         """Return where the values of an input come from: `("start", input)` or `("step", name)`."""
         result: dict[tuple[str, str], None] = {}
-        seen: set[tuple[_Instance, int, str]] = set()
+        visited: set[tuple[_Instance, int, str]] = set()
         stack = [(instance, number, name)]
         while stack:
             here = stack.pop()
-            if here in seen:
+            if here in visited:
                 continue
-            seen.add(here)
+            visited.add(here)
             inside, node, title = here
             for source, output in inside.flow.data.get((node, title), ()):
                 part = inside.flow.nodes[source]
@@ -622,18 +625,18 @@ class _Returned:
         titles = [title for end in ends for title in self._outputs(end)]
         names = list(dict.fromkeys(titles))
         if len(names) != 1:
-            found = f"found {len(names)}" + (f" ({', '.join(names[:4])})" if names else "")
+            count = f"found {len(names)}" + (f" ({', '.join(names[:4])})" if names else "")
             raise self._all.error(
-                self._flow.part, f"its EndNodes must have one output, the action of the team; {found}"
+                self._flow.part, f"its EndNodes must have one output, the action of the team; {count}"
             )
-        wanted = {end: self._steps(end, names[0]) for end in ends if names[0] in self._outputs(end)}
-        places = {step: place for steps in wanted.values() for step, place in steps.items()}
+        handed_out = {end: self._steps(end, names[0]) for end in ends if names[0] in self._outputs(end)}
+        places = {step: place for steps in handed_out.values() for step, place in steps.items()}
         if not places:
             raise self._all.error(self._flow.part, "its output comes from no call of an agent")
         order = sorted(places, key=lambda step: self._flow.order.index(places[step]), reverse=True)
-        self._check(order, places, wanted)
+        self._check(order, places, handed_out)
         output = self._all.properties(self._flow.part, "outputs").get(names[0], {})
-        defaults = [output, *(self._outputs(end)[names[0]] for end in wanted)]
+        defaults = [output, *(self._outputs(end)[names[0]] for end in handed_out)]
         default = next((item["default"] for item in defaults if isinstance(item.get("default"), str)), None)
         if default is None and len(order) > 1:
             default = ""  # each of several ends has a step of its own
@@ -663,7 +666,7 @@ class _Returned:
         return steps
 
     def _check(
-        self, order: Sequence[str], places: Mapping[str, int], wanted: Mapping[int, Mapping[str, int]]
+        self, order: Sequence[str], places: Mapping[str, int], handed_out: Mapping[int, Mapping[str, int]]
     ) -> None:
         """Raise unless the first step of `order` that has run is the one whose reply is meant."""
         flow = self._flow
@@ -675,7 +678,7 @@ class _Returned:
                         flow.part,
                         f"it returns the newest of {step} and {later}, which repeat; return one of them",
                     )
-        for end, steps in wanted.items():
+        for end, steps in handed_out.items():
             first = min((order.index(step) for step in steps), default=len(order))
             for step in order[:first]:
                 if self._passes(places[step], end):
@@ -685,13 +688,13 @@ class _Returned:
 
     def _passes(self, node: int, end: int) -> bool:
         """Return whether a way leads from a node to an EndNode."""
-        seen = {node}
+        visited = {node}
         stack = [node]
         while stack:
             for edge in self._flow.edges[stack.pop()].values():
                 if edge.number == end:
                     return True
-                if edge.number not in seen:
-                    seen.add(edge.number)
+                if edge.number not in visited:
+                    visited.add(edge.number)
                     stack.append(edge.number)
         return False

@@ -139,8 +139,8 @@ class _TeamWriter:
             return self.add("LlmNode", name, metadata=metadata, **shared, **fields)
         tools = [self.edge("ServerTool", tool, description=f"The tool {tool}.") for tool in agent.tools]
         whole = self.edge(
-            "Agent", name, llm_config=_ref(model), system_prompt=template, tools=tools, human_in_the_loop=False,
-            **shared,
+            "Agent", name, llm_config=_ref(model), system_prompt=template, tools=tools,
+            human_in_the_loop=False, **shared,
         )  # fmt: skip
         return self.add("AgentNode", name, metadata=metadata, agent=whole, **shared)
 

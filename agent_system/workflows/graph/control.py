@@ -54,20 +54,20 @@ class ControlGraph:
 
     def order(self) -> list[int]:
         """Return the nodes that can be reached, in reverse postorder."""
-        seen = {self.entry}
-        done: list[int] = []
+        visited = {self.entry}
+        finished: list[int] = []
         stack = [(self.entry, iter(self.successors[self.entry]))]
         while stack:
             node, rest = stack[-1]
             for target in rest:
-                if target not in seen:
-                    seen.add(target)
+                if target not in visited:
+                    visited.add(target)
                     stack.append((target, iter(self.successors[target])))
                     break
             else:
-                done.append(node)
+                finished.append(node)
                 stack.pop()
-        return done[::-1]
+        return finished[::-1]
 
     def loops(self) -> dict[int, Loop]:
         """Return the loops by their heads. Raises Irreducible."""
@@ -133,14 +133,14 @@ class Meetings:
         inside[self._next] = []
         self._behind = _solve([self._next, *reversed(order)], inside, self._next)
 
-    def of(self, node: int, wanted: int | None = None) -> int | None:
+    def of(self, node: int, preferred: int | None = None) -> int | None:
         """Return the first node, or `NEXT`, that every way from a node passes unless it breaks off;
-        None if every way does. It is `wanted` if that is one of the nodes which all pass.
+        None if every way does. It is `preferred` if that is one of the nodes which all pass.
         """
         if self._behind[node] == -1:
             return None
-        if wanted in self._nodes and wanted != node and self._behind[node] >> wanted & 1:
-            return wanted
+        if preferred in self._nodes and preferred != node and self._behind[node] >> preferred & 1:
+            return preferred
         behind = members(self._behind[node] & ~(1 << node))
         first = max(behind, key=lambda other: self._behind[other].bit_count())
         return NEXT if first == self._next else first

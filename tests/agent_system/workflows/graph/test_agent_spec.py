@@ -36,18 +36,24 @@ STEPS = {
     "- {call: C, unless: {of: a, is: 3}}\nreturn: {of: a, default: none}",
     "votes": "- {vote: A, n: 200, id: a}\n- {vote: B, n: 2, id: b, sees: [a], best: C}\n"
     "- {vote: [a, b], id: c}\n- {vote: [a, c], id: d, best: C}\nreturn: d",
-    "vote in a loop": "- {loop: 3, do: [{vote: A, n: 3, id: a}, {vote: B, n: 2}, {call: C, id: c}]}\nreturn: c",
-    "nested loops": "- loop: 2\n  do:\n  - loop: 3\n    do: [{loop: 4, do: [{call: A}, {stop: {of: b, is: x}}]}, "
+    "vote in a loop": "- {loop: 3, do: [{vote: A, n: 3, id: a}, {vote: B, n: 2}, {call: "
+    "C, id: c}]}\nreturn: c",
+    "nested loops": "- loop: 2\n  do:\n  - loop: 3\n    do: [{loop: 4, do: [{call: A}, "
+    "{stop: {of: b, is: x}}]}, "
     "{call: B, id: b}]\n  - {stop: {of: b, is: y}}\n  - {call: C, unless: {loop: last}}\nreturn: b",
-    "stops": "- {call: A, id: a}\n- {if: {of: a, is: x}, do: [{call: B}, {stop: always}], else: [{call: C}]}\n"
+    "stops": "- {call: A, id: a}\n- {if: {of: a, is: x}, do: [{call: B}, {stop: "
+    "always}], else: [{call: C}]}\n"
     "- {stop: {observation: over}}\n- {call: B}\n- {call: C, unless: {of: a, is: y}}\nreturn: a",
-    "stops in a loop": "- loop: 5\n  do:\n  - {stop: {loop: last}}\n  - {call: A, id: a}\n  - if: {of: a, is: x}\n"
-    "    do: [{stop: always}]\n    else: [{call: B}, {stop: {of: a, is: y}}, {call: C}]\nreturn: {of: a, default: ''}",
+    "stops in a loop": "- loop: 5\n  do:\n  - {stop: {loop: last}}\n  - {call: A, id: "
+    "a}\n  - if: {of: a, is: x}\n"
+    "    do: [{stop: always}]\n    else: [{call: B}, {stop: {of: a, is: y}}, {call: "
+    "C}]\nreturn: {of: a, default: ''}",
     "loop in a branch": "- parallel:\n  - - loop: 2\n      do: [{call: A, id: a}, {stop: {of: a, is: x}}]\n"
     "  - - {parallel: [{call: B}, {call: C}]}\n    - {call: B, id: b}\nreturn: b",
-    "an empty else": "- {call: A, id: a}\n- {if: {of: a, is: x}, do: [{call: B}], else: []}\n- {call: C, unless: null}"
+    "an empty else": "- {call: A, id: a}\n- {if: {of: a, is: x}, do: [{call: B}], else: "
+    "[]}\n- {call: C, unless: null}"
     "\nreturn: a",
-}  # fmt: skip
+}
 RICH = """\
 team: 1
 agents:
@@ -125,22 +131,31 @@ EXAMPLES: dict[str, list[str] | str] = {
     "LlmNode.flow": ["simple llm node"],
     "StartNode.flow": ["llm node"],
     "FlowNode.inner_map_flow": ["reasoning llm node"],
-    "AgentNode.flow": "'Search agent node' (AgentNode): it has structured outputs; a call of a team has one text",
-    "BranchingNode.assistant": "'User input agent' (Agent): a team has no user to ask; set human_in_the_loop to "
+    "AgentNode.flow": "'Search agent node' (AgentNode): it has structured outputs; a "
+    "call of a team has one text",
+    "BranchingNode.assistant": "'User input agent' (Agent): a team has no user to ask; "
+    "set human_in_the_loop to "
     "false",
-    "EndNode.assistant": "'Language detector agent' (Agent): a team has no user to ask; set human_in_the_loop",
+    "EndNode.assistant": "'Language detector agent' (Agent): a team has no user to ask; "
+    "set human_in_the_loop",
     "FlowNode.flow": "'flow node' (AgentNode): it has structured outputs",
-    "FlowNode.mapreduce_flow": "'map node' (MapNode): no step of a team is like it; a team calls a fixed number",
-    "InputMessageNode.flow": "'ask_input' (OutputMessageNode): no step of a team is like it; a team has no user",
+    "FlowNode.mapreduce_flow": "'map node' (MapNode): no step of a team is like it; a "
+    "team calls a fixed number",
+    "InputMessageNode.flow": "'ask_input' (OutputMessageNode): no step of a team is "
+    "like it; a team has no user",
     "MapNode.flow": "'square number map node' (MapNode): no step of a team is like it",
-    "MapNode.normalize_flow": "'divide node' (ToolNode): no step of a team is like it; a team has no step without",
+    "MapNode.normalize_flow": "'divide node' (ToolNode): no step of a team is like it; "
+    "a team has no step without",
     "MapNode.square_number_flow": "'square tool node' (ToolNode): no step of a team is like it",
     "OutputMessageNode.flow": "(OutputMessageNode): no step of a team is like it; a team has no user",
-    "ParallelMapNode.check_if_article_is_about_llm_flow": "'branching_to_end_without' (ControlFlowEdge): a second "
+    "ParallelMapNode.check_if_article_is_about_llm_flow": "'branching_to_end_without' "
+    "(ControlFlowEdge): a second "
     "edge from the branch 'next' of a node",
-    "ParallelMapNode.generate_summary_of_llm_articles_flow": "(ParallelMapNode): no step of a team is like it",
+    "ParallelMapNode.generate_summary_of_llm_articles_flow": "(ParallelMapNode): no "
+    "step of a team is like it",
     "ToolNode.flow": "'' (ToolNode): no step of a team is like it",
-    "add_conditional.flow": "'Flow' (Flow): its EndNodes must have one output, the action of the team; found 0",
+    "add_conditional.flow": "'Flow' (Flow): its EndNodes must have one output, the "
+    "action of the team; found 0",
 }
 
 
@@ -181,21 +196,39 @@ def flow(
         node, _, branch = source.partition(":")
         limit = {"metadata": {"verl_mas": {"max": int(edge.split()[2])}}} if edge.count(" ") > 1 else {}
         control.append(
-            {"component_type": "ControlFlowEdge", "name": f"c{number}", "from_node": {"$component_ref": node},
-             "to_node": {"$component_ref": target}, "from_branch": branch or None, **limit}
-        )  # fmt: skip
+            {
+                "component_type": "ControlFlowEdge",
+                "name": f"c{number}",
+                "from_node": {"$component_ref": node},
+                "to_node": {"$component_ref": target},
+                "from_branch": branch or None,
+                **limit,
+            }
+        )
     flows = []
     for number, edge in enumerate(data):
         (node, output), (target, name) = (place.split(".") for place in edge.split())
         flows.append(
-            {"component_type": "DataFlowEdge", "name": f"d{number}", "source_node": {"$component_ref": node},
-             "source_output": output, "destination_node": {"$component_ref": target}, "destination_input": name}
-        )  # fmt: skip
+            {
+                "component_type": "DataFlowEdge",
+                "name": f"d{number}",
+                "source_node": {"$component_ref": node},
+                "source_output": output,
+                "destination_node": {"$component_ref": target},
+                "destination_input": name,
+            }
+        )
     return {
-        "component_type": "Flow", "name": "flow", "start_node": {"$component_ref": "start"},
-        "nodes": [{"$component_ref": name} for name in nodes], "control_flow_connections": control,
-        "data_flow_connections": flows, "$referenced_components": parts, "agentspec_version": "26.1.0", **more,
-    }  # fmt: skip
+        "component_type": "Flow",
+        "name": "flow",
+        "start_node": {"$component_ref": "start"},
+        "nodes": [{"$component_ref": name} for name in nodes],
+        "control_flow_connections": control,
+        "data_flow_connections": flows,
+        "$referenced_components": parts,
+        "agentspec_version": "26.1.0",
+        **more,
+    }
 
 
 def inputs(*titles: str) -> list[dict[str, str]]:
@@ -209,15 +242,20 @@ def llm(prompt: str, **more: Any) -> Node:
 START = {"type": "StartNode", "inputs": inputs("task")}
 END = {"type": "EndNode", "outputs": inputs("answer")}
 REVIEW = {
-    "start": START, "write": llm("Write {{ task }}. Review: {{review}}", inputs=[{"title": "review", "default": "-"}]),
-    "check": llm("Is it good? {{text}}"), "good?": {"type": "BranchingNode", "mapping": {"yes": "y", "Yes": "y"},
-    "inputs": inputs("word")}, "end": END,
-}  # fmt: skip
+    "start": START,
+    "write": llm("Write {{ task }}. Review: {{review}}", inputs=[{"title": "review", "default": "-"}]),
+    "check": llm("Is it good? {{text}}"),
+    "good?": {"type": "BranchingNode", "mapping": {"yes": "y", "Yes": "y"}, "inputs": inputs("word")},
+    "end": END,
+}
 REVIEW_EDGES = ["start write", "write check", "check good?", "good?:y end", "good?:default write 3"]
 REVIEW_DATA = [
-    "start.task write.task", "check.generated_text write.review", "write.generated_text check.text",
-    "check.generated_text good?.word", "write.generated_text end.answer",
-]  # fmt: skip
+    "start.task write.task",
+    "check.generated_text write.review",
+    "write.generated_text check.text",
+    "check.generated_text good?.word",
+    "write.generated_text end.answer",
+]
 
 
 def parsed(value: Any, **more: Any) -> Team:
@@ -237,16 +275,28 @@ def test_a_flow_of_others_becomes_steps() -> None:
     assert team.source.value == {
         "team": 1,
         "agents": {
-            "write": {"prompt": "Write {env_prompt}. Review: {team_context}",
-                      "quote": {"entry": "{text}", "last": 1, "empty": "-"}},
-            "check": {"prompt": "Is it good? {team_context}", "quote": {"entry": "{text}", "last": 1, "empty": ""}},
+            "write": {
+                "prompt": "Write {env_prompt}. Review: {team_context}",
+                "quote": {"entry": "{text}", "last": 1, "empty": "-"},
+            },
+            "check": {
+                "prompt": "Is it good? {team_context}",
+                "quote": {"entry": "{text}", "last": 1, "empty": ""},
+            },
         },
-        "do": [{"loop": 3, "do": [{"call": "write", "id": "write", "sees": ["check"]},
-                                  {"call": "check", "id": "check", "sees": ["write"]},
-                                  {"stop": {"of": "check", "in": ["yes", "Yes"]}}]}],
+        "do": [
+            {
+                "loop": 3,
+                "do": [
+                    {"call": "write", "id": "write", "sees": ["check"]},
+                    {"call": "check", "id": "check", "sees": ["write"]},
+                    {"stop": {"of": "check", "in": ["yes", "Yes"]}},
+                ],
+            }
+        ],
         "return": {"of": ["write"]},
         "memory": "none",
-    }  # fmt: skip
+    }
     assert team.key() == parsed(team.source.value).key()
 
 
@@ -256,8 +306,11 @@ async def test_a_flow_of_others_is_played(make_team: Play) -> None:
     replies = {"write": ["draft 1", "draft 2", "draft 3"], "check": ["no", "Yes", "yes"]}
     result = await make_team(text, replies).collect([Task("t", "6 x 7?", "demo", "42")], 1, step=0)
     assert [sample.messages[0]["content"] for sample in result.episodes[0].samples] == [
-        "Write 6 x 7?. Review: -", "Is it good? draft 1", "Write 6 x 7?. Review: no", "Is it good? draft 2",
-    ]  # fmt: skip
+        "Write 6 x 7?. Review: -",
+        "Is it good? draft 1",
+        "Write 6 x 7?. Review: no",
+        "Is it good? draft 2",
+    ]
 
 
 def branching(mapping: dict[str, str], **more: Any) -> Node:
@@ -271,19 +324,36 @@ CHOICE_DATA = ["start.task a.task", "a.generated_text which.key", "a.generated_t
 @pytest.mark.parametrize(
     ("mapping", "edges", "steps"),
     [
-        ({"x": "x"}, ["which:x b", "which:default c", "b d", "c d", "d end"],
-         [{"if": {"of": "a", "is": "x"}, "do": ["b"], "else": ["c"]}, "d"]),
+        (
+            {"x": "x"},
+            ["which:x b", "which:default c", "b d", "c d", "d end"],
+            [{"if": {"of": "a", "is": "x"}, "do": ["b"], "else": ["c"]}, "d"],
+        ),
         ({"x": "x"}, ["which:x d", "which:default c", "c b", "b d", "d end"], None),
         ({"x": "x"}, ["which:x d", "which:default b", "b d", "d end", "c d"], "no control edge leads to it"),
-        ({"x": "x", "y": "y", "z": "x"}, ["which:x b", "which:y c", "which:default d", "b d", "c end", "d end"],
-         [{"if": {"of": "a", "in": ["x", "z"]}, "do": ["b", "d"],
-           "else": [{"if": {"of": "a", "is": "y"}, "do": ["c"], "else": ["d"]}]}]),
-        ({"x": "x"}, ["which:x end", "which:default b", "b c", "c d", "d end"],
-         [{"stop": {"of": "a", "is": "x"}}, "b", "c", "d"]),
-        ({"x": "x", "y": "default"}, ["which:x b", "which:default c", "b c", "c d", "d end"],
-         [{"if": {"of": "a", "is": "x"}, "do": ["b"]}, "c", "d"]),
+        (
+            {"x": "x", "y": "y", "z": "x"},
+            ["which:x b", "which:y c", "which:default d", "b d", "c end", "d end"],
+            [
+                {
+                    "if": {"of": "a", "in": ["x", "z"]},
+                    "do": ["b", "d"],
+                    "else": [{"if": {"of": "a", "is": "y"}, "do": ["c"], "else": ["d"]}],
+                }
+            ],
+        ),
+        (
+            {"x": "x"},
+            ["which:x end", "which:default b", "b c", "c d", "d end"],
+            [{"stop": {"of": "a", "is": "x"}}, "b", "c", "d"],
+        ),
+        (
+            {"x": "x", "y": "default"},
+            ["which:x b", "which:default c", "b c", "c d", "d end"],
+            [{"if": {"of": "a", "is": "x"}, "do": ["b"]}, "c", "d"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_branches_of_others_become_conditions(mapping: Any, edges: list[str], steps: Any) -> None:
     nodes = {**CHOICE, "which": branching(mapping)}
     value = flow(nodes, ["start a", "a which", *edges], CHOICE_DATA)
@@ -336,8 +406,10 @@ def test_a_loop_that_goes_on_under_a_condition_is_read() -> None:
     edges = [*REVIEW_EDGES[:3], "good?:n write 3", "good?:default end"]
     steps = parsed(flow(nodes, edges, data)).source.value["do"]
     assert steps[0]["do"][2] == {
-        "if": {"of": "check", "is": "no"}, "do": [{"stop": {"loop": "last"}}], "else": [{"stop": "always"}],
-    }  # fmt: skip
+        "if": {"of": "check", "is": "no"},
+        "do": [{"stop": {"loop": "last"}}],
+        "else": [{"stop": "always"}],
+    }
 
 
 def test_flows_inside_nodes_are_read() -> None:
@@ -357,38 +429,60 @@ def test_flows_inside_nodes_are_read() -> None:
         return {**inner, "$referenced_components": parts}
 
     nodes: dict[str, Node] = {
-        "start": START, "both": {"type": "ParallelFlowNode", "subflows": [one("p"), one("q")]},
-        "then": {"type": "FlowNode", "subflow": one("r")}, "last": llm("last {{both}}"), "end": END,
-    }  # fmt: skip
-    data = ["start.task both.task", "start.task then.task", "both.p last.both", "then.r last.both",
-            "last.generated_text end.answer"]  # fmt: skip
+        "start": START,
+        "both": {"type": "ParallelFlowNode", "subflows": [one("p"), one("q")]},
+        "then": {"type": "FlowNode", "subflow": one("r")},
+        "last": llm("last {{both}}"),
+        "end": END,
+    }
+    data = [
+        "start.task both.task",
+        "start.task then.task",
+        "both.p last.both",
+        "then.r last.both",
+        "last.generated_text end.answer",
+    ]
     team = parsed(flow(nodes, ["start both", "both then", "then last", "last end"], data))
     *steps, last = team.source.value["do"]
     assert steps == [
-        {"parallel": [[{"call": "p", "id": "p"}], [{"call": "q", "id": "q"}]]}, {"call": "r", "id": "r"},
-    ]  # fmt: skip
+        {"parallel": [[{"call": "p", "id": "p"}], [{"call": "q", "id": "q"}]]},
+        {"call": "r", "id": "r"},
+    ]
     assert {**last, "sees": sorted(last["sees"])} == {"call": "last", "id": "last", "sees": ["p", "r"]}
     assert team.agents["q"].prompt == "q {env_prompt}"
 
 
 def test_an_agent_with_tools_and_inputs_of_the_observation_are_read() -> None:
     agent: dict[str, Any] = {
-        "component_type": "Agent", "name": "Helper", "llm_config": {"$component_ref": "x"},
-        "system_prompt": "Help with {{task}} of {{level}} {and braces}", "human_in_the_loop": False,
+        "component_type": "Agent",
+        "name": "Helper",
+        "llm_config": {"$component_ref": "x"},
+        "system_prompt": "Help with {{task}} of {{level}} {and braces}",
+        "human_in_the_loop": False,
         "tools": [{"component_type": "ServerTool", "name": "calculator"}],
-    }  # fmt: skip
+    }
     nodes: dict[str, Node] = {
         "start": {"type": "StartNode", "inputs": inputs("env_prompt", "level")},
-        "which": branching({"3": "hard"}), "h": {"type": "AgentNode", "agent": agent}, "easy": llm("easy"), "end": END,
-    }  # fmt: skip
+        "which": branching({"3": "hard"}),
+        "h": {"type": "AgentNode", "agent": agent},
+        "easy": llm("easy"),
+        "end": END,
+    }
     edges = ["start which", "which:hard h", "which:default easy", "h end", "easy end"]
-    data = ["start.env_prompt h.task", "start.level h.level", "start.level which.key",
-            "h.generated_text end.answer", "easy.generated_text end.answer"]  # fmt: skip
+    data = [
+        "start.env_prompt h.task",
+        "start.level h.level",
+        "start.level which.key",
+        "h.generated_text end.answer",
+        "easy.generated_text end.answer",
+    ]
     team = parsed(flow(nodes, edges, data))
     helper = team.agents["Helper"]
     assert (helper.prompt, helper.variables, helper.tools) == (
-        "Help with {env_prompt} of {level} {{and braces}}", ["level"], ["calculator"],
-    )  # fmt: skip
+        "Help with {env_prompt} of {level} {{and braces}}",
+        ["level"],
+        ["calculator"],
+    )
     assert team.source.value["do"][0]["if"] == {"observation": "level", "is": "3"}
     assert set(team.source.value["return"]["of"]) == {"h", "easy"}
     agent["human_in_the_loop"] = True
@@ -478,55 +572,114 @@ REF = {"$component_ref": "a"}
 HOSTILE: dict[str, tuple[Any, str]] = {
     "10 MB": (changed(flow={"description": "x" * 10_000_000}), "larger than 256 KiB"),
     "brackets": ('{"component_type": ' + "[" * 100_000, "nested more than 100 deep"),
-    "deep components": ('{"component_type": "Flow", "start_node": ' + '{"a": ' * 30_000, "nested more than 100 deep"),
-    "self": ({"$component_ref": "a", "$referenced_components": {"a": REF}}, "the reference 'a' refers to itself"),
-    "circle": ({"$component_ref": "a", "$referenced_components": {"a": {"$component_ref": "b"}, "b": REF}},
-               "the reference 'a' refers to itself"),
-    "flow in itself": (inside_itself(), "'flow' (Flow): flows that contain each other; a team is a finite list"),
-    "no such reference": (changed(flow={"start_node": {"$component_ref": "strat"}}),
-                          "no component 'strat'; did you mean 'start'? in $referenced_components"),
-    "list as reference": (changed(flow={"start_node": {"$component_ref": ["a"]}}), "no component ['a'] in $ref"),
+    "deep components": (
+        '{"component_type": "Flow", "start_node": ' + '{"a": ' * 30_000,
+        "nested more than 100 deep",
+    ),
+    "self": (
+        {"$component_ref": "a", "$referenced_components": {"a": REF}},
+        "the reference 'a' refers to itself",
+    ),
+    "circle": (
+        {"$component_ref": "a", "$referenced_components": {"a": {"$component_ref": "b"}, "b": REF}},
+        "the reference 'a' refers to itself",
+    ),
+    "flow in itself": (
+        inside_itself(),
+        "'flow' (Flow): flows that contain each other; a team is a finite list",
+    ),
+    "no such reference": (
+        changed(flow={"start_node": {"$component_ref": "strat"}}),
+        "no component 'strat'; did you mean 'start'? in $referenced_components",
+    ),
+    "list as reference": (
+        changed(flow={"start_node": {"$component_ref": ["a"]}}),
+        "no component ['a'] in $ref",
+    ),
     "equal ids": (changed(check={"id": "write"}), "id: the id 'write' is there twice"),
-    "same node twice": (changed(flow={"nodes": [{"$component_ref": n} for n in (*REVIEW, "check")]}),
-                        "'check' (LlmNode): the node is there twice"),
-    "unknown type": (changed(check={"component_type": "LlmNodes"}),
-                     "'check' (LlmNodes): not read; did you mean 'LlmNode'?; a team is read from LlmNode, Agent"),
-    "type of another kind": (changed(check={"component_type": "ServerTool"}), "'check' (ServerTool): a node must be StartNode or EndNode"),
-    "user": (changed(check={"component_type": "InputMessageNode"}),
-             "'check' (InputMessageNode): no step of a team is like it; a team has no user to ask"),
-    "type is a number": (changed(check={"component_type": 3}), "a node must be a component with component_type"),
+    "same node twice": (
+        changed(flow={"nodes": [{"$component_ref": n} for n in (*REVIEW, "check")]}),
+        "'check' (LlmNode): the node is there twice",
+    ),
+    "unknown type": (
+        changed(check={"component_type": "LlmNodes"}),
+        "'check' (LlmNodes): not read; did you mean 'LlmNode'?; a team is read from LlmNode, Agent",
+    ),
+    "type of another kind": (
+        changed(check={"component_type": "ServerTool"}),
+        "'check' (ServerTool): a node must be StartNode or EndNode",
+    ),
+    "user": (
+        changed(check={"component_type": "InputMessageNode"}),
+        "'check' (InputMessageNode): no step of a team is like it; a team has no user to ask",
+    ),
+    "type is a number": (
+        changed(check={"component_type": 3}),
+        "a node must be a component with component_type",
+    ),
     "no name": (changed(check={"name": None}), "it: LlmNode needs a name"),
     "unknown field": (changed(check={"prompt_templat": "x"}), "no field 'prompt_templat'; did you mean"),
-    "prompt is a list": (changed(check={"prompt_template": ["x"]}), "prompt_template must be a text, found ['x']"),
+    "prompt is a list": (
+        changed(check={"prompt_template": ["x"]}),
+        "prompt_template must be a text, found ['x']",
+    ),
     "nodes is a text": (changed(flow={"nodes": "x"}), "'flow' (Flow): nodes must be a list, found 'x'"),
     "node is a text": (changed(flow={"nodes": ["x"]}), "a node must be a component with component_type"),
     "mapping is a list": (changed(**{"good?": {"mapping": []}}), "mapping must be a mapping, found []"),
-    "branch is a number": (changed(**{"good?": {"mapping": {"a": 3}}}), "mapping must lead to names of branches"),
-    "branch without edge": (changed(**{"good?": {"mapping": {"a": "z"}}}), "the branch 'y' is none of its mapping"),
+    "branch is a number": (
+        changed(**{"good?": {"mapping": {"a": 3}}}),
+        "mapping must lead to names of branches",
+    ),
+    "branch without edge": (
+        changed(**{"good?": {"mapping": {"a": "z"}}}),
+        "the branch 'y' is none of its mapping",
+    ),
     "metadata is a text": (changed(check={"metadata": "x"}), "metadata must be a mapping, found 'x'"),
     "facts are a text": (changed(check={"metadata": {"verl_mas": 3}}), "metadata.verl_mas must be a mapping"),
     "inputs are texts": (changed(write={"inputs": ["x"]}), "inputs must be JSON schemas with a title"),
-    "structured": (changed(check={"outputs": inputs("a", "b")}), "'check' (LlmNode): it has structured outputs"),
+    "structured": (
+        changed(check={"outputs": inputs("a", "b")}),
+        "'check' (LlmNode): it has structured outputs",
+    ),
     "number": (changed(check={"outputs": [{"title": "a", "type": "integer"}]}), "it has structured outputs"),
-    "version": (changed(flow={"agentspec_version": "99.1.0"}), "no version '99.1.0' that is read; versions: 25.4.1"),
+    "version": (
+        changed(flow={"agentspec_version": "99.1.0"}),
+        "no version '99.1.0' that is read; versions: 25.4.1",
+    ),
     "version is a list": (changed(flow={"agentspec_version": []}), "no version [] that is read"),
-    "agent alone": (changed(flow={"component_type": "Agent"}), "'flow' (Agent): no step of a team is like it; a team "
-                    "is a Flow"),
-    "swarm": (changed(flow={"component_type": "Swarm"}), "'flow' (Swarm): no step of a team is like it; a team has"),
+    "agent alone": (
+        changed(flow={"component_type": "Agent"}),
+        "'flow' (Agent): no step of a team is like it; a team is a Flow",
+    ),
+    "swarm": (
+        changed(flow={"component_type": "Swarm"}),
+        "'flow' (Swarm): no step of a team is like it; a team has",
+    ),
     "no data edge": (changed(flow={"data_flow_connections": None}), "the input 'task' has no data edge"),
-    "limit of a loop": (flow(REVIEW, [*REVIEW_EDGES[:4], "good?:default write 0"], REVIEW_DATA),
-                        "flow.json, read as a team do[0].loop: it should be greater than or equal to 1, found 0"),
-    "calls": (flow(REVIEW, [*REVIEW_EDGES[:4], "good?:default write 999999"], REVIEW_DATA), "more than max_calls"),
+    "limit of a loop": (
+        flow(REVIEW, [*REVIEW_EDGES[:4], "good?:default write 0"], REVIEW_DATA),
+        "flow.json, read as a team do[0].loop: it should be greater than or equal to 1, found 0",
+    ),
+    "calls": (
+        flow(REVIEW, [*REVIEW_EDGES[:4], "good?:default write 999999"], REVIEW_DATA),
+        "more than max_calls",
+    ),
     "many nodes": (chain(300), "more than 256 steps"),
     "doubled": (doubled(12), "more than 256 "),
     "ladder": (ladder(60), "nested more than 32 deep"),
-    "agent is missing": (without_agents, "metadata.verl_mas of the flow has no agent 'Solver Agent', which the node"),
+    "agent is missing": (
+        without_agents,
+        "metadata.verl_mas of the flow has no agent 'Solver Agent', which the node",
+    ),
     "agent is a list": (lambda v: with_facts(v, call=["x"]), "has no agent ['x'], which the node calls"),
     "fact is unknown": (lambda v: with_facts(v, fast=1), "read as a team do[0].do[0].fast: no such field"),
-    "fact of wrong type": (lambda v: with_facts(v, sees=3), "read as a team do[0].do[0].sees: expected a list"),
+    "fact of wrong type": (
+        lambda v: with_facts(v, sees=3),
+        "read as a team do[0].do[0].sees: expected a list",
+    ),
     "vote is no mapping": (lambda v: with_facts(v, vote=3), "vote must be a mapping, found 3"),
     "vote without end": (lambda v: with_facts(v, vote={}), "a vote ends with a ToolNode of verl_mas_vote"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
