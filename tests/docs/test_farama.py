@@ -32,7 +32,7 @@ def test_its_commands_train_two_steps(
 def test_every_run_block_of_a_page_is_run() -> None:
     marked = {block.marker for block in blocks("bash") if block.marker}
     assert marked == {
-        "run: draft_team", "run: frozen_lake", "run: graph_team", "run: openai_team", "run: tictactoe",
+        "run: agent_spec", "run: draft_team", "run: frozen_lake", "run: graph_team", "run: openai_team", "run: tictactoe",
     }  # fmt: skip
 
 

@@ -35,6 +35,13 @@ def test_the_team_of_the_page_trains_two_policies(
         assert f"wg/{agent}/actor/grad_norm" in lines[2]
 
 
+def test_the_team_of_the_page_is_a_flow(folder: Path, tiny_model_dir: Path, forked_python: str) -> None:
+    run_block("agent_spec", folder, tiny_model_dir, forked_python)
+    flow = json.loads((folder / "flow.json").read_text())
+    assert flow["component_type"] == "Flow"
+    assert Team.load(folder / "again.yaml").key() == Team.load(folder / "team.yaml").key()
+
+
 def test_the_program_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [b for b in blocks("python") if b.page == PAGE]
     exec(compile(block.text, PAGE, "exec"), {})

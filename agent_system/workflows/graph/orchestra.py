@@ -36,13 +36,16 @@ class GraphOptions:
     """Options under `agent.orchestra.graph`.
 
     Attributes:
-        file: the team, YAML or JSON.
+        file: the team, YAML or JSON, also as a flow of Open Agent Spec.
         max_calls: largest number of calls in a turn that the file may make.
+        max_loops: rounds of a loop of an Open Agent Spec file that has no limit of its own; 0:
+            refuse it.
         tools: functions that agents of the file may call, by name: `module:function`.
     """
 
     file: str = ""
     max_calls: int = MAX_CALLS
+    max_loops: int = 0
     tools: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,6 +57,10 @@ class GraphOptions:
         if self.max_calls < 1:
             raise AgentSystemError(
                 f"agent.orchestra.graph.max_calls must be 1 or more, found {self.max_calls}"
+            )
+        if self.max_loops < 0:
+            raise AgentSystemError(
+                f"agent.orchestra.graph.max_loops must be 0 or more, found {self.max_loops}"
             )
         if not isinstance(self.tools, Mapping):
             raise AgentSystemError(
@@ -81,7 +88,9 @@ class GraphOrchestra(BaseOrchestra):
 
     def __init__(self, config: GraphOptions) -> None:
         super().__init__(config)
-        self.team = Team.load(config.file, max_calls=config.max_calls, tools=list(config.tools))
+        self.team = Team.load(
+            config.file, max_calls=config.max_calls, tools=list(config.tools), max_loops=config.max_loops
+        )
         self.agents = tuple(self.team.agents)
         self._workflows = {
             name: self._workflow(name, agent) for name, agent in self.team.agents.items() if agent.class_

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_system.errors import AgentSystemError
+from agent_system.workflows.graph.agent_spec import is_agent_spec
 from agent_system.workflows.graph.checks import MAX_CALLS, check_team_file, step_ids
 from agent_system.workflows.graph.draw import draw
 from agent_system.workflows.graph.schema import AgentSpec, TeamSpec, read_spec
@@ -32,19 +34,24 @@ class Team:
     calls: int
 
     @classmethod
-    def load(cls, path: str | Path, *, max_calls: int = MAX_CALLS, tools: Collection[str] = ()) -> Team:
-        """Read a file, JSON if its name ends in `.json`, else YAML.
+    def load(
+        cls, path: str | Path, *, max_calls: int = MAX_CALLS, tools: Collection[str] = (), max_loops: int = 0
+    ) -> Team:
+        """Read a file, JSON if its name ends in `.json`, else YAML; by its content one of Open
+        Agent Spec.
 
         Args:
             path: the file.
             max_calls: largest number of calls in a turn that is allowed.
             tools: names of tools that agents may have beside the shipped ones.
+            max_loops: rounds of a loop of an Open Agent Spec file that has no limit of its own; 0:
+                refuse it.
 
         Raises:
             AgentSystemError: the first thing that is wrong, in one line with file, line, column and
                 path.
         """
-        return cls._checked(read_file(path), max_calls, tools)
+        return cls._checked(read_file(path), max_calls, tools, max_loops)
 
     @classmethod
     def parse(
@@ -55,25 +62,51 @@ class Team:
         is_json: bool = False,
         max_calls: int = MAX_CALLS,
         tools: Collection[str] = (),
+        max_loops: int = 0,
     ) -> Team:
         """Read a text; `name` stands for the file in messages. Arguments and errors as of `load`."""
-        return cls._checked(read_text(text, name, is_json=is_json), max_calls, tools)
+        return cls._checked(read_text(text, name, is_json=is_json), max_calls, tools, max_loops)
 
     @classmethod
-    def _checked(cls, source: TeamSource, max_calls: int, tools: Collection[str]) -> Team:
+    def _checked(cls, source: TeamSource, max_calls: int, tools: Collection[str], max_loops: int) -> Team:
+        if is_agent_spec(source.value):
+            from agent_system.workflows.graph.agent_spec_reader import team_of  # which few files need
+
+            source = team_of(source, max_loops)
         spec = read_spec(source)
         checked = check_team_file(spec, source, max_calls=max_calls, tools=tools)
         return cls(source, spec, checked.agents, checked.calls)
 
-    def text(self, *, is_json: bool = False) -> str:
-        """Return the team as YAML or JSON, without the comments of its file."""
-        return write_text(self.source.value, is_json=is_json)
+    def text(self, *, is_json: bool = False, agent_spec: bool = False) -> str:
+        """Return the team as YAML or JSON, without the comments of its file.
 
-    def save(self, path: str | Path) -> None:
-        """Write a file that `load` reads as the same team, JSON if its name ends in `.json`, else
-        YAML.
+        Args:
+            is_json: JSON instead of YAML.
+            agent_spec: as a flow of Open Agent Spec.
+
+        Raises:
+            AgentSystemError: Open Agent Spec has no form for the team.
         """
-        Path(path).write_text(self.text(is_json=str(path).endswith(".json")), encoding="utf-8")
+        if not agent_spec:
+            return write_text(self.source.value, is_json=is_json)
+        from agent_system.workflows.graph.agent_spec_writer import flow_of  # which few files need
+
+        text = write_text(flow_of(self.source.value, self.spec, self.agents), is_json=is_json)
+        tools = [tool for agent in self.agents.values() for tool in agent.tools]
+        again = Team.parse(text, name="the written file", is_json=is_json, max_calls=self.calls, tools=tools)
+        if again.key() != self.key():
+            raise AgentSystemError(
+                f"{self.source.name}: Open Agent Spec has no form for a step of it: the written file would "
+                "make other calls"
+            )
+        return text
+
+    def save(self, path: str | Path, *, agent_spec: bool = False) -> None:
+        """Write a file that `load` reads as the same team, JSON if its name ends in `.json`, else
+        YAML. Arguments and errors as of `text`.
+        """
+        text = self.text(is_json=str(path).endswith(".json"), agent_spec=agent_spec)
+        Path(path).write_text(text, encoding="utf-8")
 
     def key(self) -> str:
         """Return 16 hexadecimal digits that are equal for teams which make the same calls:
