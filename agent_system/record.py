@@ -108,6 +108,7 @@ class Sample:
         response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
             between them; empty: all are sampled.
         masked: its tokens were sampled under a mask (`SamplingParams.structure`).
+        depth: number of spawns around its call; 0 outside of children.
     """
 
     agent_id: str
@@ -154,6 +155,7 @@ class Sample:
     rounds: tuple[Sample, ...] = ()
     response_mask: tuple[int, ...] = ()
     masked: bool = False
+    depth: int = 0
 
     @property
     def generations(self) -> tuple[Sample, ...]:
@@ -227,6 +229,7 @@ class Sample:
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
             **({"summary": True} if self.summary else {}),
             **({"masked": True} if self.masked else {}),
+            **({"depth": self.depth} if self.depth else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 

@@ -110,7 +110,7 @@ def _pack(
 def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]:
     episode_fields = ("uid", "traj_uid", "task_id", "data_source")
     sample_fields = (
-        "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward",
+        "agent_id", "policy_id", "wg_id", "turn", "call", "depth", "candidate", "committed", "team_reward",
         "local_reward", "step_reward",
         "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
         "candidate_reward", "masked",

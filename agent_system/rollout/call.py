@@ -140,6 +140,7 @@ class Call:
             to the anchor.
         own_sampling: sampling parameters of this call alone; None: those of the agent in this
             episode.
+        depth: number of spawns around it.
     """
 
     spec: EpisodeSpec
@@ -156,6 +157,7 @@ class Call:
     summary: tuple[Call, Reply] | None = None
     so_far: tuple[str, ...] = ()
     own_sampling: SamplingParams | None = None
+    depth: int = 0
 
     @property
     def label(self) -> str:
@@ -208,6 +210,7 @@ class Call:
             messages=self.prompt.messages,
             masked=bool(self.sampling.structure),
             tools=tools,
+            depth=self.depth,
         )
 
     async def reply(self, clock: EpisodeClock) -> Reply:

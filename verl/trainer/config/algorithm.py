@@ -25,6 +25,7 @@ SAMPLE_FIELDS = (
     "wg_id",
     "turn",
     "call",
+    "depth",
     "candidate",
     "data_source",
 )
