@@ -58,7 +58,7 @@ async def test_an_agent_is_called_for_each_line_and_its_actions_are_the_result(m
     steps = SPAWN + "\n- {call: Planner, id: all}\n- {call: Planner, sees: [s], id: one}"
     result = await play(make_team, team(steps), script)
     assert calls(result) == [
-        ("Planner", 0, "ab \n\nc\nd\nleft out"), ("Worker", 1, "a\nb"), ("Worker", 1, "c!"), ("Worker", 1, "d!"),
+        ("Planner", 0, " ab \n\nc\nd\nleft out"), ("Worker", 1, "a\nb"), ("Worker", 1, "c!"), ("Worker", 1, "d!"),
         ("Worker", 2, "a!"), ("Worker", 2, "b!"), ("Planner", 0, "done"), ("Planner", 0, "done"),
     ]  # fmt: skip
     assert result.episodes[0].answer == "a!\nb!\nc!\nd!"
