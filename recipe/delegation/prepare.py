@@ -33,7 +33,8 @@ from recipe.delegation.team import (
     Reader,
 )
 
-WORDS = ("red", "blue", "green", "black", "white", "pink", "gold", "grey", "brown", "olive")
+WORD = "gold"  # that is looked for
+OTHERS = ("red", "blue", "green", "black", "white", "pink", "grey", "brown", "olive")
 CHAPTERS = (3, 6)
 LENGTH = 7  # words of a chapter
 FITS = 2  # chapters that a prompt holds
@@ -64,15 +65,13 @@ def generate(count: int, seed: str, exclude: Collection[Any] = ()) -> list[Docum
     rng = random.Random(seed)
     documents: dict[Document, None] = {}
     while len(documents) < count:
-        word = rng.choice(WORDS)
-        others = [other for other in WORDS if other != word]
         chapters = []
         for _ in range(rng.randint(*CHAPTERS)):
-            words = rng.sample(others, LENGTH)
+            words = rng.sample(OTHERS, LENGTH)
             if rng.random() < 0.5:
-                words[rng.randrange(LENGTH)] = word
+                words[rng.randrange(LENGTH)] = WORD
             chapters.append(" ".join(words))
-        document = Document(word, tuple(chapters))
+        document = Document(WORD, tuple(chapters))
         if document not in exclude:
             documents[document] = None
     return list(documents)

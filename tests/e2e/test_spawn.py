@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from agent_system.agent import BaseAgent
 from agent_system.children import Child, spawn
 from agent_system.orchestra import BaseOrchestra
-from agent_system.registry import OrchestraRegistry
+from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn
 from tests.e2e.conftest import Run, read_metrics, weights
 
@@ -25,17 +26,27 @@ return: s
 """
 
 
+@AgentRegistry.register("Asker", orchestra="my_children")
+class Asker(BaseAgent):
+    prompt = "Ask: {env_prompt}"
+
+
+@AgentRegistry.register("Worker", orchestra="my_children")
+class Worker(BaseAgent):
+    prompt = "Do: {task} in {env_prompt}"
+
+
 @OrchestraRegistry.register("my_children")
 class Nested(BaseOrchestra):
     """Two children of the Asker, each with two of its own, whatever they say."""
 
-    agents = ("Asker", "Verifier Agent")
+    agents = ("Asker", "Worker")
 
     async def run(self, turn: Turn) -> str:
         async def work(child: Child, task: str) -> str:
-            reply = await child.act("Verifier Agent", task=task)
+            reply = await child.act("Worker", task=task)
             if child.may_spawn:
-                await spawn(child, "Verifier Agent", ["x", "y"])
+                await spawn(child, "Worker", ["x", "y"])
             return str(reply.action)
 
         await turn.act("Asker")
@@ -55,15 +66,19 @@ def depths(run_dir: Path) -> list[Counter[tuple[str, int]]]:
 
 
 def test_children_two_spawns_deep_train_in_groups_by_depth(train: Run, tmp_path: Path) -> None:
-    keys = {"agent.orchestra_type": "my_children", "agent.specialization": "full"}
+    keys = {
+        "agent.orchestra_type": "my_children",
+        "agent.specialization": "full",
+        "agent.agent_ids": "[Asker,Worker]",
+    }
     train(GROUPS | keys)
     episodes = depths(tmp_path / "run")
     assert episodes and set(map(str, episodes)) == {
-        str(Counter({("Verifier Agent", 2): 4, ("Verifier Agent", 1): 2, ("Asker", 0): 1}))
+        str(Counter({("Worker", 2): 4, ("Worker", 1): 2, ("Asker", 0): 1}))
     }
     lines = read_metrics(tmp_path / "run")
-    assert lines[-1]["agent/verifier_agent/calls"] == 6 * 6
-    assert weights(tmp_path / "run", 2)["verifier_agent"]
+    assert lines[-1]["agent/worker/calls"] == 6 * 6
+    assert weights(tmp_path / "run", 2)["worker"]
 
 
 def test_a_file_with_a_spawn_trains(train: Run, tmp_path: Path) -> None:
