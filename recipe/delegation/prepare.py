@@ -55,7 +55,7 @@ class Document:
         return f"{self.word} {len(self.chapters)}"
 
     @property
-    def found(self) -> list[str]:
+    def answers(self) -> list[str]:
         """What a Finder should say of each chapter."""
         return [YES if self.word in chapter.split() else NO for chapter in self.chapters]
 
@@ -89,7 +89,7 @@ def to_row(document: Document, index: int, split: str) -> dict[str, Any]:
         "data_source": f"verl_mas/{NAME}",
         "prompt": [{"role": "user", "content": document.question}],
         "ability": "reading",
-        "reward_model": {"style": "rule", "ground_truth": str(document.found.count(YES))},
+        "reward_model": {"style": "rule", "ground_truth": str(document.answers.count(YES))},
         "extra_info": {"split": split, "index": index, "chapters": list(document.chapters)},
     }
 
@@ -105,17 +105,20 @@ def demo(document: Document, role: str, rng: random.Random) -> Messages:
             Planner(PLANNER), document.question, "\n".join(f"{document.word} {n}" for n in numbers)
         )
     if role == FINDER:
-        chapter, answer = rng.choice(list(zip(document.chapters, document.found, strict=True)))
+        chapter, answer = rng.choice(list(zip(document.chapters, document.answers, strict=True)))
         reply = answer if right else {YES: NO, NO: YES}[answer]
         return conversation(Finder(FINDER), document.question, reply, task=document.word, chapter=chapter)
     if role == COUNTER:
-        found = document.found[: rng.randint(2, len(document.found))]
+        findings = document.answers[: rng.randint(2, len(document.answers))]
         return conversation(
-            Counter(COUNTER), document.question, _number(found.count(YES), right, rng), found=" ".join(found)
+            Counter(COUNTER),
+            document.question,
+            _number(findings.count(YES), right, rng),
+            findings=" ".join(findings),
         )
     entries = [Entry("chapter", chapter) for chapter in document.chapters[-FITS:]]
     return conversation(
-        Reader(READER), document.question, _number(document.found.count(YES), right, rng), entries
+        Reader(READER), document.question, _number(document.answers.count(YES), right, rng), entries
     )
 
 

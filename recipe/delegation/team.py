@@ -59,7 +59,7 @@ class Finder(BaseAgent):
 class Counter(BaseAgent):
     """Answers with the number of chapters, from what the Finders say."""
 
-    prompt = "count {found}"
+    prompt = "count {findings}"
 
     def project(self, text: str) -> Projection:
         return reading(r"\d", text)
@@ -98,12 +98,12 @@ class Library(BaseOrchestra):
             return str(reply.action) or NO
 
         plan = await turn.act(PLANNER)
-        found = await spawn(turn, find, task_lines(plan.action), most=MOST_CHAPTERS)
-        count = await turn.act(COUNTER, found=" ".join(found))
+        findings = await spawn(turn, find, task_lines(plan.action), most=MOST_CHAPTERS)
+        count = await turn.act(COUNTER, findings=" ".join(findings))
         word = turn.observation.text.split()[0]
         whole = sorted(task_lines(plan.action)) == [f"{word} {n + 1}" for n in range(len(chapters))]
-        turn.info |= {"plan/whole": float(whole), "children": float(len(found))}
-        turn.info["counter/right"] = float(count.action == str(found.count(YES)))
+        turn.info |= {"plan/whole": float(whole), "children": float(len(findings))}
+        turn.info["counter/right"] = float(count.action == str(findings.count(YES)))
         if right:
             turn.info["finder/right"] = sum(right) / len(right)
         return count.action

@@ -57,7 +57,7 @@ async def test_the_reader_alone_sees_what_fits_of_the_end_of_the_document() -> N
 def test_documents_are_longer_than_what_fits_and_demonstrations_are_of_every_role() -> None:
     documents = generate(300, "x")
     assert min(len(d.chapters) for d in documents) == CHAPTERS[0] > FITS
-    share = sum(d.found.count("yes") for d in documents) / sum(len(d.chapters) for d in documents)
+    share = sum(d.answers.count("yes") for d in documents) / sum(len(d.chapters) for d in documents)
     assert 0.45 < share < 0.55
     demos = WORLD.demos(LibraryCourse(count=400), 3, frozenset())
     roles = {demo[0]["content"].split()[0] for demo in demos}
