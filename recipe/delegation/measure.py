@@ -2,10 +2,10 @@
 
     python recipe/delegation/measure.py --seeds 0 1 2
 
-trains both teams of `config.yaml` and writes `results.json` (rows `{"team", "seed", "before", "after", ...}`),
-`curves.json` and `curves.svg` into this folder. Tasks, seeds, warm start and the longest prompt of an agent are
-the same. Rows of an earlier call are kept unless they are measured again. DEMOS is the number of demonstrations
-of the warm start.
+trains both teams of `config.yaml` and writes `results.json` (rows
+`{"team", "seed", "before", "after", ...}`), `curves.json` and `curves.svg` into this folder. Tasks,
+seeds, warm start and the longest prompt of an agent are the same. Rows of an earlier call are kept
+unless they are measured again. DEMOS is the number of demonstrations of the warm start.
 """
 
 from __future__ import annotations

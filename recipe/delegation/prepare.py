@@ -61,7 +61,9 @@ class Document:
 
 
 def generate(count: int, seed: str, exclude: Collection[Any] = ()) -> list[Document]:
-    """Return `count` different documents that are not in `exclude`; a chapter has the word in half of the cases."""
+    """Return `count` different documents that are not in `exclude`; half of the chapters have the
+    word.
+    """
     rng = random.Random(seed)
     documents: dict[Document, None] = {}
     while len(documents) < count:
@@ -136,8 +138,8 @@ def make_demos(course: Course, seed: int, exclude: Collection[Any] = ()) -> list
 
 @dataclass(frozen=True)
 class LibraryCourse(Course):
-    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a change of them
-    creates a new one.
+    """See `Course`; `source`, a hash of the files here, is part of the folder's name, so that a
+    change of them creates a new one.
     """
 
     count: int = 19_200

@@ -1,9 +1,9 @@
-"""A document that is longer than the context of one call: a Planner that delegates its chapters, Finders that read
-one each, and a Counter that combines what they found; a plug-in of `measure.py`.
+"""A document that is longer than the context of one call: a Planner that delegates its chapters,
+Finders that read one each, and a Counter that combines what they say; a plug-in of `measure.py`.
 
-A document has three to six chapters of words. The question is in how many of them the word `gold` stands. All agents have
-the same `data.max_prompt_length`, which holds two chapters. The Reader, the baseline, reads what fits of all of
-them and answers alone.
+A document has three to six chapters of words. The question is in how many of them the word `gold`
+stands. All agents have the same `data.max_prompt_length`, which holds two chapters. The Reader, the
+baseline, reads what fits of all of them and answers alone.
 """
 
 from __future__ import annotations

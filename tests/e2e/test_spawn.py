@@ -1,4 +1,4 @@
-"""Teams with sub-agents train: children two spawns deep, in Python and in a file, with groups by their depth."""
+"""Teams with sub-agents train, two spawns deep, in Python and in a file, with groups by depth."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The recipe of delegation: what the teams are paid for, what fits a context, a run made small, and the committed
-rows.
+"""The recipe of delegation: what the teams are paid for, what fits a context, a run made small, and
+the committed rows.
 """
 
 import json
