@@ -11,6 +11,10 @@ class AgentSystemError(ValueError):
     """A workflow, agent or environment is set up in a way that cannot run."""
 
 
+class PromptTooLongError(RuntimeError):
+    """A prompt is too long although all context has been left out."""
+
+
 class SandboxError(AgentSystemError):
     """The sandbox cannot be set up as configured. A program that fails is a `RunResult`, not this
     error.

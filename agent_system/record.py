@@ -74,6 +74,7 @@ class SampleIdentity:
         final_call: for an earlier generation of a call (a round of a `ToolAgent`, a summary), the
             number of the last one in the turn, which `act` followed; else None.
         summary: it is a summary that the agent wrote for its memory.
+        depth: number of spawns around its call; 0 outside of children.
     """
 
     policy_id: str
@@ -89,6 +90,7 @@ class SampleIdentity:
     trained: bool = True
     final_call: int | None = None
     summary: bool = False
+    depth: int = 0
 
     @property
     def call_key(self) -> tuple[int, int]:
@@ -273,6 +275,7 @@ class Sample:
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
             **({"summary": True} if self.identity.summary else {}),
             **({"masked": True} if self.request.masked else {}),
+            **({"depth": self.identity.depth} if self.identity.depth else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import Entry, render_entries
 from agent_system.environment import Observation
 from agent_system.memory import Memory
 from agent_system.projection import Projection
+
+if TYPE_CHECKING:
+    from agent_system.waves import Branch
 
 
 class TurnOver(Exception):
@@ -21,12 +24,14 @@ class TurnOver(Exception):
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies
-    whose `step` is in `sees`, None: all and the notes; the call's own reply has `step`.
+    whose `step` is in `sees`, None: all and the notes; the call's own reply has `step`. `branch` is
+    the part of the turn that calls, where several run in waves.
     """
 
     variables: Mapping[str, Any]
     step: str = ""
     sees: frozenset[str] | None = None
+    branch: Branch | None = None
 
 
 class Turn:
@@ -34,10 +39,8 @@ class Turn:
 
     Calls may run concurrently (`asyncio.gather` of several `turn.act`); their prompts then do not
     contain each other's replies, and they are numbered in the order in which they were started. In
-    concurrent branches of several calls each, later calls are numbered and seeded in the order in
-    which they are made. With `rollout.sampling=tree` all branches continue together, so this order
-    never changes; in parallel sampling it depends on the order of the replies, and a run is
-    reproduced exactly only where that order is the same.
+    concurrent branches of several calls each this order depends on that of the replies, and with it
+    seeds; not in branches of `agent_system.children.spawn`, nor with `rollout.sampling=tree`.
 
     Attributes:
         observation: observation at the start of the turn.
@@ -93,6 +96,8 @@ class Turn:
         """Call an agent like `act`, as a step of a workflow whose calls do not all read all
         replies.
         """
+        if context.branch is not None:
+            await context.branch.enter()
         self.refuse_done(agent_id)
         return await self._sampler(self, agent_id, context)
 

@@ -19,8 +19,8 @@ SAMPLE_COLUMNS = {
     path.rpartition(".")[2]: path
     for path in (
         "agent_id", "identity.policy_id", "identity.wg_id", "identity.turn", "identity.call",
-        "identity.candidate", "identity.committed", "rewards.team_reward", "rewards.local_reward",
-        "rewards.step_reward", "rewards.mixed_reward", "rewards.invalid_penalty",
+        "identity.depth", "identity.candidate", "identity.committed", "rewards.team_reward",
+        "rewards.local_reward", "rewards.step_reward", "rewards.mixed_reward", "rewards.invalid_penalty",
         "rewards.overlong_penalty", "rewards.reward", "valid", "identity.anchor",
         "rewards.candidate_reward", "request.masked",
     )

@@ -140,6 +140,7 @@ class Call:
             to the anchor.
         own_sampling: sampling parameters of this call alone; None: those of the agent in this
             episode.
+        depth: number of spawns around it.
     """
 
     spec: EpisodeSpec
@@ -156,6 +157,7 @@ class Call:
     summary: tuple[Call, Reply] | None = None
     so_far: tuple[str, ...] = ()
     own_sampling: SamplingParams | None = None
+    depth: int = 0
 
     @property
     def label(self) -> str:
@@ -199,6 +201,7 @@ class Call:
                 prior_replies=self.prior_replies,
                 order=order,
                 trained=binding.trained,
+                depth=self.depth,
             ),
             request=SampleRequest(
                 prompt_text=self.prompt.text,

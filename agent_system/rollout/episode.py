@@ -255,7 +255,9 @@ class Episode:
         read.
         """
         self.agents.finish(call, reply)
-        turn.record(call.place, call.entry(reply))
+        # what children say is heard by those who called them alone
+        if not call.depth:
+            turn.record(call.place, call.entry(reply))
 
     async def act(self, call: Call, reply: Reply, turn: Turn) -> None:
         """Let an environment with `act` react to a reply, which may end the episode."""

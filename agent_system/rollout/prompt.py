@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry, Message
-from agent_system.errors import AgentSystemError
+from agent_system.errors import AgentSystemError, PromptTooLongError
 from agent_system.memory import Memory
 from agent_system.rollout.tokens import Encoder, encode_all, special_tokens
 
@@ -23,10 +23,6 @@ CACHED_PROMPTS = 4096
 # version of `marshal` that writes equal values as equal bytes: later ones write which objects are
 # the same
 VALUES_ONLY = 2
-
-
-class PromptTooLongError(RuntimeError):
-    """A prompt is too long although all context has been left out."""
 
 
 @dataclass(frozen=True, slots=True)

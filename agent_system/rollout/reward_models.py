@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from agent_system.agent import BaseAgent, Entry, Message
-from agent_system.errors import AgentSystemError
+from agent_system.errors import AgentSystemError, PromptTooLongError
 from agent_system.memory import Memory
 from agent_system.projection import strip_thinking
 from agent_system.reward.model import ScoredConversation
 from agent_system.rollout.binding import AgentBinding
-from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError, SpecialTokens
+from agent_system.rollout.prompt import PromptBuilder, SpecialTokens
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.tokens import encode_all

@@ -25,7 +25,7 @@ async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: Cal
         # rounds of tool calls, which an agent without tools does not have
         from agent_system.rollout.tool_loop import play_rounds
 
-        call, reply = await play_rounds(episode, turn, call)
+        call, reply = await play_rounds(episode, turn, call, context)
     else:
         reply, order = await episode.reply(call)
         episode.keep(call, reply, order)
@@ -54,7 +54,11 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     call = episode.new_call(turn, agent_id, runtime, context.step)
     entries = turn.seen(context.sees)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
-    filled = {**call.seen.info, "env_prompt": call.seen.text, "step": turn.step, **context.variables}
+    if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor
+        task = str(context.variables.get("task", ""))
+        call = replace(call, depth=context.branch.depth, so_far=(task,))
+    text = call.seen.text
+    filled = {"task": text, **call.seen.info, "env_prompt": text, "step": turn.step, **context.variables}
     if summary_number is not None:
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
         call = await summarize(call, summary_number, filled, episode.clock)

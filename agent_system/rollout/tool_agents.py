@@ -25,6 +25,10 @@ def check_tool_agents(
             "actor_rollout_ref.rollout.tool_samples=sequence has no effect: none of "
             f"{', '.join(sequences)} is a ToolAgent; use generation"
         )
+    if with_tools:
+        from agent_system.tools.delegation import check_delegates  # of teams with tools
+
+        check_delegates(agents)
     for name in with_tools:
         if branches:
             raise AgentSystemError(

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from agent_system.agent import BaseAgent, Message
+from agent_system.children import ToolCaller
 from agent_system.errors import AgentSystemError
 from agent_system.projection import closed_thinking, strip_thinking, thoughts
 from agent_system.rollout.call import Call, Reply
@@ -23,8 +24,9 @@ from agent_system.rollout.template_marks import whole_marks
 from agent_system.rollout.tokens import decode, text_after
 from agent_system.tool_use import ToolUse
 from agent_system.tools.agent import ToolAgent
+from agent_system.tools.delegation import calling
 from agent_system.tools.formats import OfferedTools, ToolRequest, read_calls, split_calls, syntaxes_of
-from agent_system.turn import Turn
+from agent_system.turn import CallContext, Turn
 from verl.protocol.generate import Generation
 from verl.protocol.turns import shared_start
 
@@ -284,7 +286,7 @@ class ToolPromptBuilder(PromptBuilder):
         return template_messages
 
 
-async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, Reply]:
+async def play_rounds(episode: Episode, turn: Turn, call: Call, context: CallContext) -> tuple[Call, Reply]:
     """Play the rounds of one call of a `ToolAgent`, each a generation with a number of its own in
     the turn; return the last one.
 
@@ -292,10 +294,11 @@ async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, R
         episode: the episode.
         turn: the turn of the call.
         call: the first generation.
+        context: of the call.
     """
     numbers = [call.number]
     try:
-        call, reply = await _rounds(episode, turn, call, numbers)
+        call, reply = await _rounds(episode, ToolCaller(turn, context), call, numbers)
     except BaseException:
         # the call has no result, so nobody hears of its rounds: they are neither rewarded nor
         # trained
@@ -306,8 +309,9 @@ async def play_rounds(episode: Episode, turn: Turn, call: Call) -> tuple[Call, R
     return call, reply
 
 
-async def _rounds(episode: Episode, turn: Turn, call: Call, numbers: list[int]) -> tuple[Call, Reply]:
+async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: list[int]) -> tuple[Call, Reply]:
     """Play the rounds of a call; add the number of every further generation to `numbers`."""
+    branch = caller.context.branch
     agent = call.runtime.agent
     prompts = call.runtime.prompts
     seed = call.seed
@@ -323,6 +327,7 @@ async def _rounds(episode: Episode, turn: Turn, call: Call, numbers: list[int]) 
             )
             break
         assert isinstance(reply.agent, ToolAgent)
+        calling.set(caller)
         results, use = await reply.agent.answer(requests, number)
         runtime = call.runtime.of(reply.agent)
         previous_tools = prompts.shown_tools
@@ -345,7 +350,9 @@ async def _rounds(episode: Episode, turn: Turn, call: Call, numbers: list[int]) 
             *(f"{r.name} {r.arguments!r}" for r in requests),
             *(str(m["content"]) for m in results),
         )
-        numbers.append(turn.number(call.runtime.role))
+        if branch is not None:
+            await branch.enter()  # a round has a number and reads the order of replies, as a call
+        numbers.append(caller.turn.number(call.runtime.role))
         call = replace(
             call,
             runtime=runtime,

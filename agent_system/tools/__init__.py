@@ -2,7 +2,7 @@
 `ToolAgent`, which calls them.
 
 Names are imported on demand: most teams have no tools, and few tools are those of an MCP server,
-run programs in the sandbox or search.
+run programs in the sandbox, search or call agents.
 """
 
 from importlib import import_module
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_system.tool_use import ToolUse
     from agent_system.tools.agent import ToolAgent
+    from agent_system.tools.delegation import delegate
     from agent_system.tools.mcp import McpServer
     from agent_system.tools.shipped import calculator, python, runs_programs, search_tool
     from agent_system.tools.tool import Tool, make_tool
@@ -21,6 +22,7 @@ __all__ = [
     "ToolAgent",
     "ToolUse",
     "calculator",
+    "delegate",
     "make_tool",
     "python",
     "runs_programs",
@@ -32,6 +34,7 @@ _ON_DEMAND = {
     "ToolAgent": "agent_system.tools.agent",
     "ToolUse": "agent_system.tool_use",
     "calculator": "agent_system.tools.shipped",
+    "delegate": "agent_system.tools.delegation",
     "make_tool": "agent_system.tools.tool",
     "python": "agent_system.tools.shipped",
     "runs_programs": "agent_system.tools.shipped",

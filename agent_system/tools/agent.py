@@ -31,7 +31,8 @@ class ToolAgent(BaseAgent):
 
     Attributes:
         tools: plain or coroutine functions with typed arguments and a docstring with `Args:`; names
-            of methods of the agent; or `McpServer`, for the tools of a server.
+            of methods of the agent; `Tool`s, such as that of `delegate`; or `McpServer`, for the
+            tools of a server.
         max_rounds: maximum number of generations per call of the agent; the last one is the reply,
             also if it calls tools.
         max_calls: maximum number of tool calls in one reply; further ones are malformed.
@@ -43,7 +44,7 @@ class ToolAgent(BaseAgent):
     """
 
     calls_tools = True
-    tools: ClassVar[Sequence[Callable[..., Any] | str | McpServer]] = ()
+    tools: ClassVar[Sequence[Callable[..., Any] | str | Tool | McpServer]] = ()
     max_rounds: int = 4
     max_calls: int = 8
     tool_format: str = "auto"
@@ -73,7 +74,9 @@ class ToolAgent(BaseAgent):
                 f"{', '.join(t.name for t in all_tools)}"
             )
 
-    def _tools(self, entry: Callable[..., Any] | str | McpServer) -> Sequence[Tool | McpTool]:
+    def _tools(self, entry: Callable[..., Any] | str | Tool | McpServer) -> Sequence[Tool | McpTool]:
+        if isinstance(entry, Tool):
+            return [entry]
         if not isinstance(entry, str) and not callable(entry):
             # connections to MCP servers, which functions and methods do not need
             from agent_system.tools.mcp import McpServer

@@ -7,17 +7,21 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent_system.children import CHILD_FIELDS
 from agent_system.workflows.graph.schema import (
     AgentSpec,
     AnyStep,
     CallStep,
     Condition,
+    DelegateKeys,
     IfStep,
     LoopStep,
+    NamedStep,
     ParallelStep,
+    SpawnStep,
     StopStep,
     TeamSpec,
     VoteStep,
@@ -29,7 +33,8 @@ MAX_STEPS = 256
 MAX_NESTING = 32
 MAX_CALLS = 1000
 SHIPPED_TOOLS = ("calculator", "python")
-PROMPT_VARIABLES = ("env_prompt", "team_context", "memory", "step")
+DELEGATE = "delegate"
+PROMPT_VARIABLES = ("env_prompt", "team_context", "memory", "step", "task")
 QUOTE_VARIABLES = ("agent", "role", "text", "action")
 # Fields of an answer, beside `action` and `valid`, by its kind.
 ANSWER_FIELDS = {"verdict": ("approved", "parsed"), "code": ("language",), "python": ("language",)}
@@ -82,9 +87,10 @@ def check_team_file(
         agents = _check_agents(spec.agents, tools)
         steps = _Steps(agents)
         steps.check(spec)
-        calls = _count_calls(spec.do)
+        cost = _Cost(agents)
+        calls = cost.of_steps(spec.do)
         if calls > max_calls:
-            path = _costliest(spec.do, max_calls)
+            path = _costliest(spec.do, max_calls, cost.of_step)
             raise _Problem(path, f"a turn may make {calls:,} calls, more than max_calls={max_calls:,}")
     except _Problem as problem:
         raise source.error(problem.path, str(problem)) from None
@@ -114,7 +120,7 @@ def _check_agents(agents: Mapping[str, AgentSpec], tools: Collection[str]) -> di
             raise _Problem(path, f"is {slug(name)!r} in metrics and folders, as {other!r} is; rename one")
     whole = {name: _completed(name, agents) for name in agents}
     for name, agent in whole.items():
-        _check_agent(agent, ("agents", name), tools)
+        _check_agent(agent, ("agents", name), tools, whole)
     return whole
 
 
@@ -144,7 +150,9 @@ def _completed(name: str, agents: Mapping[str, AgentSpec]) -> AgentSpec:
     return agent
 
 
-def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> None:
+def _check_agent(
+    agent: AgentSpec, path: KeyPath, tools: Collection[str], agents: Mapping[str, AgentSpec]
+) -> None:
     if agent.as_ is not None:
         _check_name(agent.as_, (*path, "as"))
     for position, name in enumerate(agent.variables):
@@ -165,18 +173,40 @@ def _check_agent(agent: AgentSpec, path: KeyPath, tools: Collection[str]) -> Non
     tag = agent.answer.tag if agent.answer.kind == "tag" else agent.answer.verdict.tag
     if not _TAG.fullmatch(tag) and agent.answer.kind in ("tag", "verdict"):
         raise _Problem((*path, "answer"), f"{short(tag)} cannot be a tag: letters, digits, _ and -")
-    known_tools = (*SHIPPED_TOOLS, *tools)
-    for position, name in enumerate(agent.tools):
-        where = (*path, "tools", position)
-        if name not in known_tools:
+    _check_tools(agent, (*path, "tools"), (*SHIPPED_TOOLS, *tools), agents)
+
+
+def _check_tools(
+    agent: AgentSpec, path: KeyPath, known_tools: Sequence[str], agents: Mapping[str, AgentSpec]
+) -> None:
+    names: list[str] = []
+    for position, tool in enumerate(agent.tools):
+        where = (*path, position)
+        name = tool if isinstance(tool, str) else DELEGATE
+        if isinstance(tool, DelegateKeys):
+            _check_known_agent(tool.delegate, (*where, DELEGATE), agents)
+        elif tool == DELEGATE:
+            raise _Problem(where, "delegate needs the agent that it calls: {delegate: Agent}")
+        elif tool not in known_tools:
             raise _Problem(
                 where,
-                f"no tool {short(name)}{did_you_mean(name, known_tools)}; known: "
+                f"no tool {short(tool)}{did_you_mean(tool, known_tools)}; known: "
                 f"{', '.join(known_tools)}; a function of yours is named on the command line: "
                 "agent.orchestra.graph.tools.<name>=module:function",
             )
-        if name in agent.tools[:position]:
+        if name in names:
             raise _Problem(where, f"the tool {name!r} is there twice")
+        names.append(name)
+
+
+def _check_known_agent(name: str, path: KeyPath, agents: Mapping[str, AgentSpec]) -> None:
+    if name not in agents:
+        raise _Problem(path, f"no agent {short(name)}{did_you_mean(name, agents)}")
+
+
+def delegates(agent: AgentSpec) -> list[DelegateKeys]:
+    """Return the tools of an agent that call others: one at most."""
+    return [tool for tool in agent.tools if isinstance(tool, DelegateKeys)]
 
 
 def _check_class(agent: AgentSpec, path: KeyPath) -> None:
@@ -277,7 +307,7 @@ class _Steps:
 
         for position, step in enumerate(steps):
             where = (*path, position)
-            if isinstance(step, CallStep | VoteStep) and step.id is not None:
+            if isinstance(step, NamedStep) and step.id is not None:
                 if not _ID.fullmatch(step.id):
                     raise _Problem(
                         (*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -"
@@ -294,7 +324,9 @@ class _Steps:
                         add(name, fields, child_path)
         return declared
 
-    def _fields(self, step: CallStep | VoteStep) -> tuple[str, ...] | None:
+    def _fields(self, step: NamedStep) -> tuple[str, ...] | None:
+        if isinstance(step, SpawnStep):
+            return CHILD_FIELDS
         name = step.call if isinstance(step, CallStep) else step.vote
         if not isinstance(name, str) or name not in self.agents:
             return None
@@ -322,6 +354,10 @@ class _Steps:
                     self._check_condition(step.unless, (*path, "unless"), scope)
             case VoteStep():
                 self._check_vote(step, path, scope)
+            case SpawnStep():
+                self._check_step_name(step.spawn.of, (*path, "spawn", "of"), scope.fields)
+                self._check_agent_name(step.spawn.agent, (*path, "spawn", "agent"))
+                self._check_sees(step.sees, path, scope)
             case StopStep():
                 if not scope.stops:
                     raise _Problem(path, "a stop in a branch of parallel must be in a loop of the branch")
@@ -356,9 +392,11 @@ class _Steps:
             self._check_agent_name(step.best, (*path, "best"))
 
     def _check_agent_name(self, name: str, path: KeyPath) -> None:
-        if name not in self.agents:
-            raise _Problem(path, f"no agent {short(name)}{did_you_mean(name, self.agents)}")
-        self.called.add(name)
+        _check_known_agent(name, path, self.agents)
+        while name not in self.called:
+            self.called.add(name)
+            for keys in delegates(self.agents[name]):
+                name = keys.delegate
 
     def _check_step_name(self, name: str, path: KeyPath, fields: Collection[str]) -> None:
         if name not in fields:
@@ -402,42 +440,62 @@ def children(step: AnyStep, path: KeyPath) -> Iterator[tuple[KeyPath, list[AnySt
 
 def step_ids(steps: Sequence[AnyStep]) -> list[str]:
     """Return the names of all steps of a list and inside them."""
-    names = [step.id for step in steps if isinstance(step, CallStep | VoteStep) and step.id is not None]
+    names = [step.id for step in steps if isinstance(step, NamedStep) and step.id is not None]
     for step in steps:
         for _, child in children(step, ()):
             names += step_ids(child)
     return list(dict.fromkeys(names))
 
 
-def _count_calls(steps: Sequence[AnyStep]) -> int:
-    """Return the largest number of calls that steps can make."""
-    return sum(map(_calls_of, steps))
+@dataclass(frozen=True)
+class _Cost:
+    """Counts the largest number of calls that steps can make, those of the tool `delegate` included."""
+
+    agents: Mapping[str, AgentSpec]
+
+    def of_steps(self, steps: Sequence[AnyStep]) -> int:
+        """Return the number of a list."""
+        return sum(map(self.of_step, steps))
+
+    def of_step(self, step: AnyStep) -> int:
+        """Return the number of a step."""
+        match step:
+            case CallStep():
+                return self._of_agent(step.call)
+            case VoteStep():
+                voters = (step.n or 0) * self._of_agent(step.vote) if isinstance(step.vote, str) else 0
+                return voters + (0 if step.best is None else self._of_agent(step.best))
+            case SpawnStep():
+                keys = step.spawn
+                depths = range(1, keys.depth + 1)
+                return sum(keys.max**depth * self._of_agent(keys.agent, depth) for depth in depths)
+            case LoopStep():
+                return step.loop * self.of_steps(step.do)
+            case IfStep():
+                return max(self.of_steps(step.do), self.of_steps(step.else_))
+            case ParallelStep():
+                return sum(map(self.of_steps, step.parallel))
+        return 0
+
+    def _of_agent(self, name: str, depth: int = 0) -> int:
+        """Return the number of a call at a depth, with its children."""
+        tools = delegates(self.agents[name])
+        inner = [t.max * self._of_agent(t.delegate, depth + 1) for t in tools if depth < t.depth]
+        return 1 + sum(inner)
 
 
-def _calls_of(step: AnyStep) -> int:
-    match step:
-        case CallStep():
-            return 1
-        case VoteStep():
-            return (step.n or 0) + (step.best is not None)
-        case LoopStep():
-            return step.loop * _count_calls(step.do)
-        case IfStep():
-            return max(_count_calls(step.do), _count_calls(step.else_))
-        case ParallelStep():
-            return sum(map(_count_calls, step.parallel))
-    return 0
-
-
-def _costliest(steps: Sequence[AnyStep], limit: int, path: KeyPath = ("do",)) -> KeyPath:
+def _costliest(
+    steps: Sequence[AnyStep], limit: int, cost: Callable[[AnyStep], int], path: KeyPath = ("do",)
+) -> KeyPath:
     """Return the path of the innermost step that alone makes more calls than `limit`, or of all
     steps.
     """
     for position, step in enumerate(steps):
         where = (*path, position)
-        if _calls_of(step) > limit:
-            inner = [_costliest(child, limit, child_path) for child_path, child in children(step, where)]
-            lists = [child_path for child_path, _ in children(step, where)]
+        if cost(step) > limit:
+            parts = list(children(step, where))
+            inner = [_costliest(child, limit, cost, child_path) for child_path, child in parts]
+            lists = [child_path for child_path, _ in parts]
             return next((place for place in inner if place not in lists), where)
     return path
 
@@ -460,6 +518,8 @@ def _flow(steps: Sequence[AnyStep], before: set[str]) -> tuple[set[str] | None, 
             case CallStep(id=str(), unless=None):
                 here.add(str(step.id))
             case VoteStep(id=str()) if isinstance(step.vote, str) or here & set(step.vote):
+                here.add(str(step.id))
+            case SpawnStep(id=str()) if step.spawn.of in here:
                 here.add(str(step.id))
             case StopStep():
                 stops.append(set(here))

@@ -11,6 +11,7 @@ from agent_system.workflows.graph.schema import (
     IfStep,
     LoopStep,
     ParallelStep,
+    SpawnStep,
     StopStep,
     TeamSpec,
     VoteStep,
@@ -86,6 +87,11 @@ class _Chart:
                 votes = f"{step.n} x {step.vote}" if isinstance(step.vote, str) else ", ".join(step.vote)
                 best = f", best by {step.best}" if step.best else ""
                 return [(self._box(f"vote: {votes}{best}", "[[", "]]", ends), "")]
+            case SpawnStep():
+                keys = step.spawn
+                depth = f", depth {keys.depth}" if keys.depth > 1 else ""
+                text = f"spawn: up to {keys.max} x {keys.agent}, lines of {keys.of}{depth}"
+                return [(self._box(text, "[[", "]]", ends), "")]
             case LoopStep():
                 return self._loop(step, ends)
             case IfStep():

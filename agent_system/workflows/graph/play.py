@@ -1,22 +1,23 @@
 """The steps of a team as nested coroutine functions: nothing of the file is read while an episode
 is played.
 
-Branches of `parallel`, and the calls of a `vote`, advance in waves: a branch makes its next call
-when every branch has the reply to its last one, or has ended. The calls of a wave begin in the
-order of the file, so their numbers and seeds never depend on which reply comes first.
+Branches of `parallel`, the calls of a `vote` and the children of a `spawn` advance in waves, see
+`agent_system.waves`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from agent_system.children import call_children, joined, show, task_lines
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
 from agent_system.turn import CallContext, Turn
+from agent_system.waves import Branch, in_waves
 from agent_system.workflows.graph.checks import children
 from agent_system.workflows.graph.schema import (
     AnyStep,
@@ -24,7 +25,9 @@ from agent_system.workflows.graph.schema import (
     Condition,
     IfStep,
     LoopStep,
+    NamedStep,
     ParallelStep,
+    SpawnStep,
     StopStep,
     TeamSpec,
     VoteStep,
@@ -36,55 +39,6 @@ MISSING = object()
 CANDIDATE = ""
 
 
-class Waves:
-    """The branches of a `parallel` of one turn: none makes a call before all others can make
-    theirs.
-    """
-
-    def __init__(self, branches: int, around: Waves | None = None, place: int = 0) -> None:
-        """Start with `branches` that have made no call; `around` are the waves of the branch
-        `place` that has the `parallel`.
-        """
-        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
-        self._running = branches
-        self._around = around
-        self._place = place
-
-    async def enter(self, branch: int) -> None:
-        """Wait until every branch waits or has ended; then those that wait go on, in the order of
-        the file.
-        """
-        future = asyncio.get_running_loop().create_future()
-        self._arrive(branch, [future])
-        await future
-
-    def leave(self) -> None:
-        """End a branch."""
-        self._running -= 1
-        self._open_if_all_wait()
-
-    def _arrive(self, branch: int, futures: list[asyncio.Future[None]]) -> None:
-        self._waiting[branch] = futures
-        self._open_if_all_wait()
-
-    def _open_if_all_wait(self) -> None:
-        if not self._waiting or len(self._waiting) < self._running:
-            return
-        futures = [future for branch in sorted(self._waiting) for future in self._waiting[branch]]
-        self._waiting = {}
-        if self._around is not None:
-            self._around._arrive(self._place, futures)
-            return
-        # later, so that the branch that came last does not go on before the others
-        asyncio.get_running_loop().call_soon(_release, futures)
-
-
-def _release(futures: Sequence[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
 class TurnState:
     """One turn that is played, or one branch of it.
 
@@ -92,32 +46,29 @@ class TurnState:
         turn: the turn.
         results: the last result of each step that has run.
         first, last: of the round of the loop around.
-        waves: the `parallel` around, if there is one, and the number of the branch in it.
+        branch: the branch of the `parallel` around, if there is one.
     """
 
-    __slots__ = ("branch", "first", "last", "results", "turn", "waves")
+    __slots__ = ("branch", "first", "last", "results", "turn")
 
-    def __init__(
-        self, turn: Turn, results: dict[str, Projection], waves: Waves | None = None, branch: int = 0
-    ) -> None:
+    def __init__(self, turn: Turn, results: dict[str, Projection], branch: Branch | None = None) -> None:
         self.turn = turn
         self.results = results
         self.first = False
         self.last = False
-        self.waves = waves
         self.branch = branch
 
-    def fork(self, waves: Waves, branch: int) -> TurnState:
+    def fork(self, branch: Branch) -> TurnState:
         """Return the state of a branch."""
-        state = TurnState(self.turn, dict(self.results), waves, branch)
+        state = TurnState(self.turn, dict(self.results), branch)
         state.first = self.first
         state.last = self.last
         return state
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""
-        if self.waves is not None:
-            await self.waves.enter(self.branch)
+        if self.branch is not None:
+            context = replace(context, branch=self.branch)
         return await self.turn.call(agent_id, context)
 
 
@@ -145,17 +96,13 @@ def compile_team(spec: TeamSpec) -> Callable[[Turn], Awaitable[Any]]:
 
 async def in_branches(state: TurnState, branches: Sequence[Play]) -> list[TurnState]:
     """Play branches at the same time and return their states."""
-    waves = Waves(len(branches), state.waves, state.branch)
-    forks = [state.fork(waves, number) for number in range(len(branches))]
 
-    async def one(play: Play, fork: TurnState) -> None:
-        try:
-            await play(fork)
-        finally:
-            waves.leave()
+    async def one(play: Play, branch: Branch) -> TurnState:
+        fork = state.fork(branch)
+        await play(fork)
+        return fork
 
-    await asyncio.gather(*(one(play, fork) for play, fork in zip(branches, forks, strict=True)))
-    return forks
+    return await in_waves([partial(one, play) for play in branches], state.branch)
 
 
 class _Compiler:
@@ -188,7 +135,7 @@ class _Compiler:
 
     def _name(self, steps: Sequence[AnyStep]) -> None:
         for step in steps:
-            if isinstance(step, CallStep | VoteStep):
+            if isinstance(step, NamedStep):
                 self._labels[id(step)] = step.id or f"#{len(self._labels)}"
             for _, child in children(step, ()):
                 self._name(child)
@@ -204,6 +151,8 @@ class _Compiler:
                 return self._call(step, visible)
             case VoteStep():
                 return self._vote(step, visible)
+            case SpawnStep():
+                return self._spawn(step, visible)
             case LoopStep():
                 return _loop(step.loop, self.sequence(step.do, visible))
             case IfStep():
@@ -214,7 +163,7 @@ class _Compiler:
             case StopStep():
                 return _stop(None if step.stop is None else compile_condition(step.stop))
 
-    def _context(self, step: CallStep | VoteStep, visible: frozenset[str] | None) -> CallContext:
+    def _context(self, step: NamedStep, visible: frozenset[str] | None) -> CallContext:
         sees = visible if step.sees is None else frozenset(step.sees)
         return CallContext(NOTHING, self._labels[id(step)], sees)
 
@@ -260,6 +209,28 @@ class _Compiler:
             return False
 
         return vote
+
+    def _spawn(self, step: SpawnStep, visible: frozenset[str] | None) -> Play:
+        name = step.id
+        keys = step.spawn
+        context = self._context(step, visible)
+
+        async def spawn(state: TurnState) -> bool:
+            if (source := state.results.get(keys.of)) is None:
+                return False
+            place = state.turn.reserve(context.step)
+            counts = Counter[str]()
+            replies = await call_children(
+                state.turn, state.branch, keys.agent, task_lines(source.action), context,
+                most=keys.max, limit=keys.depth, counts=counts,
+            )  # fmt: skip
+            result = joined(replies, counts)
+            show(state.turn, place, keys.agent, result)
+            if name is not None:
+                state.results[name] = result
+            return False
+
+        return spawn
 
     def _parallel(self, step: ParallelStep, visible: frozenset[str] | None) -> Play:
         every = frozenset(self._labels.values()) if visible is None else visible

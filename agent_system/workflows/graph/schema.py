@@ -17,12 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from agent_system.children import MAX_DEPTH, MOST_CHILDREN
 from agent_system.workflows.graph.source import KeyPath, TeamSource, lookup, short
 from verl.utils.names import did_you_mean
 
 MAX_AGENTS = 64
 MAX_CHOICES = 64
-KINDS = ("call", "loop", "if", "parallel", "vote", "stop")
+KINDS = ("call", "loop", "if", "parallel", "vote", "spawn", "stop")
 NO_STEP = "no step"
 PLAIN_ANSWERS = ("text", "boxed", "number", "python")
 Scalar = str | int | float | bool | None
@@ -157,6 +158,29 @@ def _answer(value: Any) -> Any:
     return {value: True}
 
 
+class DelegateKeys(FilePart):
+    """The tool `delegate`.
+
+    Attributes:
+        delegate: the agent that it calls.
+        max: largest number of children of one call.
+        depth: largest depth of children.
+    """
+
+    delegate: str
+    max: int = Field(default=4, ge=1, le=MOST_CHILDREN)
+    depth: int = Field(default=1, ge=1, le=MAX_DEPTH)
+
+
+def _tool_kind(value: Any) -> str:
+    return "delegate" if isinstance(value, Mapping | DelegateKeys) else NO_STEP
+
+
+AgentTool = Annotated[
+    Annotated[str, Tag(NO_STEP)] | Annotated[DelegateKeys, Tag("delegate")], Discriminator(_tool_kind)
+]
+
+
 class AgentSpec(FilePart):
     """An agent.
 
@@ -170,7 +194,7 @@ class AgentSpec(FilePart):
         like: an agent whose fields this one has, where it says nothing itself.
         as_: the agent's name for the environment, its own if None.
         memory: the agent's own memory; none: that of the team.
-        tools: names of functions that it may call.
+        tools: names of functions that it may call, and `DelegateKeys`.
         max_rounds: generations of one call with tools.
     """
 
@@ -184,7 +208,7 @@ class AgentSpec(FilePart):
     like: str | None = None
     as_: str | None = Field(default=None, alias="as")
     memory: Literal["none", "simple", "search", "summary"] = "none"
-    tools: list[str] = Field(default=[], max_length=MAX_CHOICES)
+    tools: list[AgentTool] = Field(default=[], max_length=MAX_CHOICES)
     max_rounds: int = Field(default=4, ge=1, le=100)
 
     def on(self, base: AgentSpec) -> AgentSpec:
@@ -321,6 +345,39 @@ class VoteStep(FilePart):
         return value
 
 
+class SpawnKeys(FilePart):
+    """What is spawned.
+
+    Attributes:
+        of: a step; every line of its action is a task.
+        agent: the agent that is called for each task, at the same time.
+        max: largest number of children of one reply; further tasks are left out.
+        depth: largest depth of children. Above it, an action of two lines or more is itself a list
+            of tasks.
+    """
+
+    of: str
+    agent: str
+    max: int = Field(default=4, ge=1, le=MOST_CHILDREN)
+    depth: int = Field(default=1, ge=1, le=MAX_DEPTH)
+
+
+class SpawnStep(FilePart):
+    """Calls of an agent for the lines of a reply. Its action is theirs, joined by line breaks.
+
+    Attributes:
+        spawn: see `SpawnKeys`.
+        id: name of the step.
+        sees: as of a call; the children do not read each other.
+    """
+
+    kind: ClassVar[str] = "spawn"
+
+    spawn: SpawnKeys
+    id: str | None = None
+    sees: list[str] | None = None
+
+
 def _stop(value: Any) -> Any:
     if not isinstance(value, Mapping | Condition) and value != "always":
         raise PartProblem("expected a condition, or always")
@@ -340,14 +397,8 @@ class StopStep(FilePart):
 def _kind_of(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return getattr(value, "kind", NO_STEP)
-    if "spawn" in value:
-        return "spawn"
     kinds = [kind for kind in KINDS if kind in value]
     return kinds[0] if len(kinds) == 1 else NO_STEP
-
-
-def _refuse_spawn(value: Any) -> Any:
-    raise PartProblem("spawn is not there yet; use call, loop, if, parallel, vote or stop", "spawn")
 
 
 def _refuse(value: Any) -> Any:
@@ -363,11 +414,12 @@ Step = Annotated[
     | Annotated[ParallelStep, Tag("parallel")]
     | Annotated[VoteStep, Tag("vote")]
     | Annotated[StopStep, Tag("stop")]
-    | Annotated[Any, BeforeValidator(_refuse_spawn), Tag("spawn")]
+    | Annotated[SpawnStep, Tag("spawn")]
     | Annotated[Any, BeforeValidator(_refuse), Tag(NO_STEP)],
     Discriminator(_kind_of),
 ]
-AnyStep = CallStep | LoopStep | IfStep | ParallelStep | VoteStep | StopStep
+AnyStep = CallStep | LoopStep | IfStep | ParallelStep | VoteStep | SpawnStep | StopStep
+NamedStep = CallStep | VoteStep | SpawnStep
 
 
 def _branch(value: Any) -> Any:

@@ -11,10 +11,12 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph.agent_spec import is_agent_spec
-from agent_system.workflows.graph.checks import MAX_CALLS, check_team_file, step_ids
+from agent_system.workflows.graph.checks import MAX_CALLS, check_team_file, delegates, step_ids
 from agent_system.workflows.graph.draw import draw
-from agent_system.workflows.graph.schema import AgentSpec, TeamSpec, read_spec
+from agent_system.workflows.graph.schema import AgentSpec, SpawnKeys, TeamSpec, read_spec
 from agent_system.workflows.graph.source import TeamSource, read_file, read_text, write_text
+
+AGENT_KEYS = ("call", "vote", "best", "agent", "delegate")  # whose texts are agents
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Team:
         """Return the team as values of JSON types, with names by the order of appearance."""
         steps = {name: f"s{number}" for number, name in enumerate(step_ids(self.spec.do))}
         order = list(dict.fromkeys(_called(self.spec.model_dump(by_alias=True)["do"])))
+        for name in order:  # which grows by those that agents delegate to
+            order += [keys.delegate for keys in delegates(self.agents[name]) if keys.delegate not in order]
         agents = {name: f"a{number}" for number, name in enumerate(order)}
         names_shown = any(_shows_names(agent) for agent in self.agents.values())
         canonical: dict[str, Any] = {"memory": self.spec.memory, "agents": {}}
@@ -132,6 +136,7 @@ class Team:
             like = self.spec.agents[name].like
             fields |= {"as": agent.as_ or name, "like": agents.get(like) if like else None}
             fields |= {"answer": _answer(agent), **({"name": name} if names_shown else {})}
+            fields["tools"] = _renamed(fields["tools"], agents, {})
             canonical["agents"][agents[name]] = fields
         content = self.spec.model_dump(by_alias=True, exclude_unset=True, include={"do", "return_"})
         canonical |= _renamed(content, agents, steps)
@@ -156,19 +161,21 @@ def _called(value: Any) -> list[str]:
         return [name for item in value for name in _called(item)]
     if not isinstance(value, dict):
         return []
-    names = [value[key] for key in ("call", "vote", "best") if isinstance(value.get(key), str)]
+    names = [value[key] for key in AGENT_KEYS if isinstance(value.get(key), str)]
     return [*names, *(name for item in value.values() for name in _called(item))]
 
 
 def _renamed(value: Any, agents: Mapping[str, str], steps: Mapping[str, str], key: str = "") -> Any:
     """Return a value of the file with new names of agents and steps."""
     if isinstance(value, dict):
+        if key == "spawn":
+            value = SpawnKeys.model_validate(value).model_dump()
         return {name: _renamed(item, agents, steps, name) for name, item in value.items()}
     if isinstance(value, list):
         named = key in ("sees", "vote", "of")
         return [steps.get(item, item) if named else _renamed(item, agents, steps, key) for item in value]
     if not isinstance(value, str):
         return value
-    if key in ("call", "vote", "best"):
+    if key in AGENT_KEYS:
         return agents[value]
     return steps[value] if key in ("id", "of") else value

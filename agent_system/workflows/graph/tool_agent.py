@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.tools import ToolAgent, calculator, python
+from agent_system.tools import ToolAgent, calculator, delegate, python
 from agent_system.workflows.graph.agents import GraphAgent
 from agent_system.workflows.graph.schema import AgentSpec
 
@@ -23,9 +23,14 @@ def make_tool_agent(agent_id: str, spec: AgentSpec, tools: Mapping[str, str]) ->
 
     Raises AgentSystemError for a function that is not there, or that cannot be a tool.
     """
-    own_tools = _load_tools({name: tools[name] for name in spec.tools if name in tools})
+    names = [tool for tool in spec.tools if isinstance(tool, str)]
+    own_tools = _load_tools({name: tools[name] for name in names if name in tools})
     functions = {**SHIPPED, **own_tools}
-    attributes = {"tools": tuple(functions[name] for name in spec.tools), "max_rounds": spec.max_rounds}
+    all_tools = tuple(
+        functions[tool] if isinstance(tool, str) else delegate(tool.delegate, most=tool.max, depth=tool.depth)
+        for tool in spec.tools
+    )
+    attributes = {"tools": all_tools, "max_rounds": spec.max_rounds}
     try:
         agent = type("GraphToolAgent", (GraphToolAgent,), attributes)(agent_id, spec)
     except AgentSystemError as error:
