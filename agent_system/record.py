@@ -108,6 +108,9 @@ class Sample:
         response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
             between them; empty: all are sampled.
         masked: its tokens were sampled under a mask (`SamplingParams.structure`).
+        design: key of the team file whose steps made the call; empty without one.
+        repeated: the same reply of another episode of the group is trained in its place
+            (`rollout.repeat_calls`).
     """
 
     agent_id: str
@@ -154,6 +157,8 @@ class Sample:
     rounds: tuple[Sample, ...] = ()
     response_mask: tuple[int, ...] = ()
     masked: bool = False
+    design: str = ""
+    repeated: bool = False
 
     @property
     def generations(self) -> tuple[Sample, ...]:
@@ -227,6 +232,8 @@ class Sample:
             **({} if self.tools is None else {"tools": asdict(self.tools)}),
             **({"summary": True} if self.summary else {}),
             **({"masked": True} if self.masked else {}),
+            **({"design": self.design} if self.design else {}),
+            **({"repeated": True} if self.repeated else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 

@@ -113,7 +113,7 @@ def _columns(rows: Sequence[tuple[EpisodeRecord, Any]]) -> dict[str, np.ndarray]
         "agent_id", "policy_id", "wg_id", "turn", "call", "candidate", "committed", "team_reward",
         "local_reward", "step_reward",
         "mixed_reward", "invalid_penalty", "overlong_penalty", "reward", "valid", "anchor",
-        "candidate_reward", "masked",
+        "candidate_reward", "masked", "design",
     )  # fmt: skip
     columns = {name: [getattr(e, name) for e, _ in rows] for name in episode_fields}
     columns |= {name: [getattr(s, name) for _, s in rows] for name in sample_fields}

@@ -140,6 +140,7 @@ class Call:
             to the anchor.
         own_sampling: sampling parameters of this call alone; None: those of the agent in this
             episode.
+        design: as `Sample.design`.
     """
 
     spec: EpisodeSpec
@@ -156,6 +157,7 @@ class Call:
     summary: tuple[Call, Reply] | None = None
     so_far: tuple[str, ...] = ()
     own_sampling: SamplingParams | None = None
+    design: str = ""
 
     @property
     def label(self) -> str:
@@ -207,6 +209,7 @@ class Call:
             trained=binding.trained,
             messages=self.prompt.messages,
             masked=bool(self.sampling.structure),
+            design=self.design,
             tools=tools,
         )
 

@@ -207,16 +207,19 @@ class Episode:
             prior_replies=self.reply_count,
             seed=self.seed(agent_id, turn.step, number, 0),
             before=runtime.agent,
+            design=turn.design,
         )
 
     def seed(self, agent_id: str, *parts: int | str) -> int:
-        """Return the seed of an agent's request in this episode."""
+        """Return the seed of an agent's request in this episode, which episodes share whose replies
+        are to be equal (`rollout.repeat_calls`).
+        """
         return stable_seed(
             self.settings.seed,
             self.spec.step,
             self.spec.validate,
             self.spec.uid,
-            self.spec.index,
+            self.spec.index // self.settings.repeats(agent_id, self.spec.validate),
             agent_id,
             *parts,
         )

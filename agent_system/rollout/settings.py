@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agent_system.errors import AgentSystemError
 from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check_tree_rewards
@@ -38,6 +39,8 @@ class CollectorSettings:
             baseline of the candidates.
         tool_sequences: agents whose generations with tools between them are one sample
             (`tool_samples=sequence`).
+        repeat_calls: agent -> number of training episodes that share its replies
+            (`rollout.repeat_calls`); 1 for others.
     """
 
     seed: int = 0
@@ -56,6 +59,7 @@ class CollectorSettings:
     reward_terms: Mapping[str, Collection[str]] = field(default_factory=dict)
     greedy_baselines: Collection[str] = ()
     tool_sequences: Collection[str] = ()
+    repeat_calls: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):
@@ -78,9 +82,14 @@ class CollectorSettings:
         """
         return 1 if self.tree is None else self.tree.k_per_agent.get(agent_id, self.tree.k if trained else 1)
 
+    def repeats(self, agent_id: str, validate: bool) -> int:
+        """Return the number of episodes that share the replies of an agent: 1 in a validation."""
+        return 1 if validate else self.repeat_calls.get(agent_id, 1)
+
     def for_validation(self) -> CollectorSettings:
         """Return the settings without penalties and critics' prompts: penalties apply in training
         only, not in scores.
         """
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
-        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0, reward_terms={})
+        none: dict[str, Any] = {"invalid_action_penalty": {}, "reward_terms": {}, "repeat_calls": {}}
+        return replace(self, reward=reward, joint_prompt_length=0, **none)

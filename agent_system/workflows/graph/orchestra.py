@@ -14,6 +14,7 @@ from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SimpleMemory
+from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry, built_in_workflows
 from agent_system.turn import Turn
@@ -37,16 +38,22 @@ class GraphOptions:
 
     Attributes:
         file: the team, YAML or JSON.
+        files: several teams instead, one of which plays all episodes of a group.
         max_calls: largest number of calls in a turn that the file may make.
         tools: functions that agents of the file may call, by name: `module:function`.
     """
 
     file: str = ""
+    files: list[str] = field(default_factory=list)
     max_calls: int = MAX_CALLS
     tools: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.file:
+        if not (isinstance(self.files, list) and all(isinstance(file, str) for file in self.files)):
+            raise AgentSystemError(f"agent.orchestra.graph.files must be a list, found {short(self.files)}")
+        if self.file and self.files:
+            raise AgentSystemError("agent.orchestra.graph has a file and files; keep one of them")
+        if not (self.file or self.files):
             raise AgentSystemError(
                 "agent.orchestra_type=graph needs the file of a team: "
                 "agent.orchestra.graph.file=team.yaml, see docs/graph.md"
@@ -75,13 +82,26 @@ class GraphOrchestra(BaseOrchestra):
 
     Attributes:
         team: the team of the file.
+        design: its key, of the samples of its calls.
+        where: key and file, for messages.
     """
 
     config_class = GraphOptions
 
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None, name: str) -> BaseOrchestra:
+        config = build_options(cls.config_class, options, f"agent.orchestra.{name}")
+        if not config.files:
+            return cls(config)
+        from agent_system.workflows.graph.files import GraphFiles  # of several teams alone
+
+        return GraphFiles(config)
+
     def __init__(self, config: GraphOptions) -> None:
         super().__init__(config)
         self.team = Team.load(config.file, max_calls=config.max_calls, tools=list(config.tools))
+        self.design = self.team.key()
+        self.where = f"agent.orchestra.{NAME}.file={config.file}"
         self.agents = tuple(self.team.agents)
         self._workflows = {
             name: self._workflow(name, agent) for name, agent in self.team.agents.items() if agent.class_
@@ -123,6 +143,10 @@ class GraphOrchestra(BaseOrchestra):
         at temperature 0, whose replies are all equal.
         """
         self._check_names(list(temperatures))
+        self.warn_of_votes(temperatures)
+
+    def warn_of_votes(self, temperatures: Mapping[str, Sequence[float]]) -> None:
+        """Warn of votes at temperature 0."""
         for step in _votes(self.team.spec.do):
             if isinstance(step.vote, str) and 0 in temperatures[step.vote]:
                 names = zip(("training", "validation"), temperatures[step.vote], strict=True)
@@ -133,6 +157,7 @@ class GraphOrchestra(BaseOrchestra):
 
     async def run(self, turn: Turn) -> Any:
         """Play the steps."""
+        turn.design = self.design
         return await self._run(turn)
 
     def _check_names(self, agent_ids: Sequence[str]) -> None:
@@ -143,7 +168,7 @@ class GraphOrchestra(BaseOrchestra):
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"has {', '.join(others)}, which the file has not"] if others else []
         raise AgentSystemError(
-            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids "
+            f"{self.where}: agent.agent_ids "
             f"{' and '.join(problems)}; set agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
         )
 

@@ -27,6 +27,7 @@ SAMPLE_FIELDS = (
     "call",
     "candidate",
     "data_source",
+    "design",
 )
 # Those that separate tasks, and those that without any of them mean a baseline over the whole
 # batch.
