@@ -109,8 +109,7 @@ class Sample:
             between them; empty: all are sampled.
         masked: its tokens were sampled under a mask (`SamplingParams.structure`).
         design: key of the team file whose steps made the call; empty without one.
-        repeated: the same reply of another episode of the group is trained in its place
-            (`rollout.repeat_calls`).
+        repeated: the same reply of another episode is trained instead (`rollout.repeat_calls`).
     """
 
     agent_id: str

@@ -211,15 +211,14 @@ class Episode:
         )
 
     def seed(self, agent_id: str, *parts: int | str) -> int:
-        """Return the seed of an agent's request in this episode, which episodes share whose replies
-        are to be equal (`rollout.repeat_calls`).
-        """
+        """Return the seed of a request; with `rollout.repeat_calls` several episodes have the same."""
+        shared_by = 1 if self.spec.validate else self.settings.repeat_calls.get(agent_id, 1)
         return stable_seed(
             self.settings.seed,
             self.spec.step,
             self.spec.validate,
             self.spec.uid,
-            self.spec.index // self.settings.repeats(agent_id, self.spec.validate),
+            self.spec.index // shared_by,
             agent_id,
             *parts,
         )

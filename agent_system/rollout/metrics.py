@@ -53,7 +53,7 @@ def collect_metrics(
     if finished_episodes:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in finished_episodes])
         metrics["episode/turns/mean"] = _mean([e.turns for e in finished_episodes])
-        metrics["episode/tokens"] = _mean([sum(s.response_tokens for s in e.committed) for e in finished_episodes])
+        metrics["episode/tokens"] = _mean([_tokens(e.committed) for e in finished_episodes])
         metrics["episode/critical_tokens"] = _mean([critical_tokens(e) for e in finished_episodes])
         metrics |= (
             _info_means(finished_episodes)
@@ -89,8 +89,12 @@ def critical_tokens(episode: EpisodeRecord) -> int:
     for rounds in sorted(calls.values(), key=lambda rounds: max(s.order for s in rounds)):
         before = longest[bisect_left(ends, min(s.prior_replies for s in rounds))]
         ends.append(max(s.order for s in rounds))
-        longest.append(max(longest[-1], before + sum(s.response_tokens for s in rounds)))
+        longest.append(max(longest[-1], before + _tokens(rounds)))
     return longest[-1]
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(s.response_tokens for s in samples)
 
 
 def _agent_metrics(calls: Sequence[Sample], episodes: int) -> dict[str, float]:

@@ -82,10 +82,6 @@ class CollectorSettings:
         """
         return 1 if self.tree is None else self.tree.k_per_agent.get(agent_id, self.tree.k if trained else 1)
 
-    def repeats(self, agent_id: str, validate: bool) -> int:
-        """Return the number of episodes that share the replies of an agent: 1 in a validation."""
-        return 1 if validate else self.repeat_calls.get(agent_id, 1)
-
     def for_validation(self) -> CollectorSettings:
         """Return the settings without penalties and critics' prompts: penalties apply in training
         only, not in scores.

@@ -15,8 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_system.workflows.graph import Team
 from agent_system.workflows.data import TaskSet
+from agent_system.workflows.graph import Team
 from agent_system.workflows.lookup.world.generate import CODE, SHELF, LookupTask, generate_split, to_row
 from agent_system.workflows.lookup.world.products import LETTERS, LookupProduct, products, shelf_rule
 from agent_system.workflows.lookup.world.skills import LookupSkills
@@ -87,7 +87,13 @@ def _messages(prompt: str, reply: str) -> Messages:
 
 
 SIZE = TinyModelSize(hidden_size=96, intermediate_size=288, num_layers=2, tie_embeddings=False)
-WORLD = World(DesignerCourse(), TaskSet(all_tasks, to_row, key=lambda task: task.prompt), make_demos, borrows=("lookup",), size=SIZE)
+WORLD = World(
+    DesignerCourse(),
+    TaskSet(all_tasks, to_row, key=lambda task: task.prompt),
+    make_demos,
+    borrows=("lookup",),
+    size=SIZE,
+)
 
 if __name__ == "__main__":
     prepare.WORLDS[NAME] = WORLD

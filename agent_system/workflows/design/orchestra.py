@@ -1,7 +1,7 @@
 """The workflow `design`: a Designer writes the steps of a team, which the roles then play.
 
-    agent.orchestra_type=design agent.orchestra.design.file=roles.yaml
-    agent.agent_ids='[Designer Agent,Solver,Checker,Filer]'
+agent.orchestra_type=design agent.orchestra.design.file=roles.yaml
+agent.agent_ids='[Designer Agent,Solver,Checker,Filer]'
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
 from agent_system.errors import AgentSystemError
-from agent_system.orchestra import BaseOrchestra
 from agent_system.options import build_options
+from agent_system.orchestra import BaseOrchestra
 from agent_system.projection import Projection
 from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry
 from agent_system.turn import Turn

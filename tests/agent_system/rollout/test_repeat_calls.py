@@ -48,7 +48,9 @@ def right_or_wrong(_: str, request: Any) -> str:
 def play(tmp_path: Path) -> Callable[..., Any]:
     (tmp_path / "team.yaml").write_text(FILE)
 
-    async def collect(count: int, *, planner: Any = by_seed, writer: Any = right_or_wrong, **more: Any) -> CollectResult:
+    async def collect(
+        count: int, *, planner: Any = by_seed, writer: Any = right_or_wrong, **more: Any
+    ) -> CollectResult:
         validate = more.pop("validate", False)
         settings = {"repeat_calls": {"Planner": count}} if count > 1 else {}
         team = scripted_team(
@@ -69,7 +71,9 @@ def plans(result: CollectResult) -> list[list[str]]:
     return [texts[:8], texts[8:]]
 
 
-async def test_every_n_episodes_share_a_reply_and_other_agents_draw_their_own(play: Callable[..., Any]) -> None:
+async def test_every_n_episodes_share_a_reply_and_other_agents_draw_their_own(
+    play: Callable[..., Any],
+) -> None:
     result = await play(4)
     for group in plans(result):
         assert len(set(group)) == 2 and group[:4] == [group[0]] * 4 and group[4:] == [group[4]] * 4
@@ -147,7 +151,9 @@ async def test_rewards_of_tokens_and_terms_are_averaged_too(play: Callable[..., 
     plan = replace(episodes[0].samples[0], repeated=False, trained=True)
     tokens = len(plan.generation.token_ids)
     pair = [
-        replace(e, samples=(replace(plan, token_rewards=(value,) * tokens, reward_terms={"x": value, name: 1.0}),))
+        replace(
+            e, samples=(replace(plan, token_rewards=(value,) * tokens, reward_terms={"x": value, name: 1.0}),)
+        )
         for e, value, name in zip(episodes, (1.0, 3.0), "yz", strict=True)
     ]
     first, second = (e.samples[0] for e in share_rewards(pair, ["Planner"]))

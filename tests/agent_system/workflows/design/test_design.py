@@ -21,7 +21,9 @@ VOTE = design([{"vote": "Solver", "n": 5, "id": "code"}])
 ALONE = design([{"call": "Solver", "id": "a"}], "a")
 
 
-async def test_the_team_of_a_design_plays_in_the_same_episode(make_designed: Callable[..., Collector]) -> None:
+async def test_the_team_of_a_design_plays_in_the_same_episode(
+    make_designed: Callable[..., Collector],
+) -> None:
     result = await make_designed([VOTE, design(), ALONE, "no design"]).collect(TASKS[:1], 4, step=1)
     calls = [[s.agent_id for s in episode.samples] for episode in result.episodes]
     assert calls == [
@@ -96,9 +98,15 @@ def test_the_steps_of_the_file_as_a_design_are_the_team_of_the_file(roles: Roles
     ("options", "message"),
     [
         ({}, "needs a team file with the roles"),
-        ({"file": str(FILE), "designer": "Solver"}, r"team.yaml:4:3 agents.Solver: is the name of the Designer"),
+        (
+            {"file": str(FILE), "designer": "Solver"},
+            r"team.yaml:4:3 agents.Solver: is the name of the Designer",
+        ),
         ({"file": str(FILE), "max_calls": 0}, "max_calls must be 1 or more, found 0"),
-        ({"file": str(FILE), "designer": "Boss"}, "agent.agent_ids has Designer Agent, which the file has not; set .*Boss,Solver"),
+        (
+            {"file": str(FILE), "designer": "Boss"},
+            "agent.agent_ids has Designer Agent, which the file has not; set .*Boss,Solver",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(
@@ -126,13 +134,18 @@ async def test_the_price_is_paid_by_the_team_or_by_the_designer(
     assert result.metrics["reward/tokens/mean"] == tokens == result.metrics["episode/tokens"]
 
 
-async def test_a_price_for_an_agent_without_calls_is_an_error(make_designed: Callable[..., Collector]) -> None:
+async def test_a_price_for_an_agent_without_calls_is_an_error(
+    make_designed: Callable[..., Collector],
+) -> None:
     result = await make_designed([ALONE]).collect(TASKS[:1], 1, step=1)
     with pytest.raises(AgentSystemError, match="agent='Boss'"):
         priced(result.episodes[0], 0.1, "Boss")
 
 
 def test_designs_are_counted_by_what_they_call(roles: Roles) -> None:
-    steps = [{"parallel": [LOOP[0], {"vote": "Filer", "n": 3, "id": "f"}]}, {"vote": ["f", "code"], "id": "v"}]
+    steps = [
+        {"parallel": [LOOP[0], {"vote": "Filer", "n": 3, "id": "f"}]},
+        {"vote": ["f", "code"], "id": "v"},
+    ]
     read = roles.read(design(steps, "v"))
     assert (read.calls, read.steps) == (9, 7)
