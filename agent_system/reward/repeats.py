@@ -22,8 +22,8 @@ def share_rewards(records: Sequence[EpisodeRecord], agents: Collection[str]) -> 
 
     Replies are shared if group, agent, place in the episode, seed, prompt and tokens are equal. The
     first one gets the mean of every reward over those of episodes that did not fail; the others
-    keep theirs, are marked as `repeated`, and are not trained. An engine that does not repeat a
-    reply exactly has no equal ones: each is then a row of its own.
+    keep theirs, are marked as `repeated`, and are not trained. Replies whose prompts differ, since
+    the episodes have differed before, are rows of their own.
 
     Args:
         records: all episodes of one collection, with rewards.

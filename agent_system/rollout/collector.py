@@ -185,6 +185,10 @@ class Collector:
         self._players = 0
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
+        if settings.repeat_calls:
+            from agent_system.rollout.shared_replies import with_shared_replies  # of this key alone
+
+            bindings = with_shared_replies(bindings, settings.repeat_calls)
         self.runtimes = _runtimes(agents, bindings)
         for runtime in self.runtimes.values():
             runtime.agent.fork()  # a state that cannot be copied is an error before a model loads

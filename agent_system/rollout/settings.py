@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from agent_system.errors import AgentSystemError
 from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check_tree_rewards
@@ -87,5 +86,4 @@ class CollectorSettings:
         only, not in scores.
         """
         reward = replace(self.reward, overlong_buffer=OverlongBufferConfig())
-        none: dict[str, Any] = {"invalid_action_penalty": {}, "reward_terms": {}, "repeat_calls": {}}
-        return replace(self, reward=reward, joint_prompt_length=0, **none)
+        return replace(self, reward=reward, invalid_action_penalty={}, joint_prompt_length=0, reward_terms={})

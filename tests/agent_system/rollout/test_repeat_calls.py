@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from agent_system import Task
 from agent_system.reward.repeats import share_rewards
 from agent_system.rollout import CollectResult
 from agent_system.rollout.batch import build_batch
+from agent_system.rollout.shared_replies import SharedReplies
 from agent_system.testing import scripted_team
 from agent_system.workflows.math import MathEnv
 from verl.protocol import DataProto
+from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
@@ -114,11 +117,86 @@ async def test_a_shared_reply_counts_once_in_the_means_of_its_agent(play: Callab
     assert metrics["agent/planner/response_length/mean"] == pytest.approx(np.mean(lengths))
 
 
-async def test_an_engine_that_does_not_repeat_a_reply_has_a_row_for_each(play: Callable[..., Any]) -> None:
+async def test_an_engine_samples_a_shared_reply_once_and_need_not_repeat_it(play: Callable[..., Any]) -> None:
     count = iter(range(100))
     result = await play(4, planner=lambda *_: f"plan {next(count)}")
-    assert Counter(result.batch.non_tensor_batch["agent_id"]) == {"Planner": 16, "Writer": 16}
-    assert not any(s.repeated for e in result.episodes for s in e.samples)
+    assert next(count) == 4
+    assert Counter(result.batch.non_tensor_batch["agent_id"]) == {"Planner": 4, "Writer": 16}
+    validation = await play(4, planner=lambda *_: f"plan {next(count)}", validate=True)
+    assert next(count) == 21 and len({e.samples[0].text for e in validation.episodes}) == 16
+
+
+async def test_replies_that_differ_are_rows_of_their_own(play: Callable[..., Any]) -> None:
+    episodes = (await play(4)).episodes
+    fresh = [
+        replace(
+            e, samples=tuple(replace(s, repeated=False, prompt_text="", prompt_ids=(i,)) for s in e.samples)
+        )
+        for i, e in enumerate(episodes)
+    ]
+    assert share_rewards(fresh, ["Planner"]) == fresh
+
+
+class Engine:
+    """Counts requests; a reply comes when `replied` is set, or is an error."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.cancelled = 0
+        self.replied = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        self.requests += 1
+        try:
+            await self.replied.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return [Generation((self.requests,), (0.0,), "stop")]
+
+
+REQUEST = GenerateRequest((1, 2), SamplingParams(4), seed=3)
+
+
+async def test_requests_that_are_equal_but_for_their_id_are_sent_once() -> None:
+    client = SharedReplies(engine := Engine(), 3)
+    asking = [asyncio.create_task(client.generate(replace(REQUEST, request_id=str(i)))) for i in range(3)]
+    other = asyncio.create_task(client.generate(replace(REQUEST, seed=4)))
+    await asyncio.sleep(0.01)
+    assert engine.requests == 2
+    engine.replied.set()
+    first, *others = await asyncio.gather(*asking)
+    assert others == [first, first] and (await other)[0] is not first[0]
+    await client.generate(REQUEST)
+    assert engine.requests == 3
+
+
+async def test_a_cancelled_episode_leaves_the_reply_to_the_others_and_the_last_one_cancels_it() -> None:
+    client = SharedReplies(engine := Engine(), 3)
+    first, second = (asyncio.create_task(client.generate(REQUEST)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    assert engine.cancelled == 0 and first.cancelled() and not second.done()
+    second.cancel()
+    await asyncio.sleep(0.01)
+    assert engine.cancelled == 1 and second.cancelled()
+    engine.replied.set()
+    assert (await client.generate(REQUEST))[0].token_ids == (2,)
+
+
+async def test_an_error_is_that_of_all_who_wait_and_not_of_later_requests() -> None:
+    client = SharedReplies(engine := Engine(), 3)
+    engine.error = RolloutError("gone")
+    asking = [asyncio.create_task(client.generate(REQUEST)) for _ in range(2)]
+    engine.replied.set()
+    errors = await asyncio.gather(*asking, return_exceptions=True)
+    assert [str(error) for error in errors] == ["gone", "gone"]
+    engine.error = None
+    assert (await client.generate(REQUEST))[0].token_ids == (2,)
 
 
 async def test_a_failed_episode_is_left_out_of_the_mean_and_another_is_the_first(

@@ -246,8 +246,7 @@ class CollectConfig:
     tree: TreeConfig = section(TreeConfig)
     repeat_calls: dict[str, int] = key(
         {},
-        "training episodes of a group that share the replies of single agents, by name or slug; such a "
-        "reply is one sample with the mean reward of these episodes",
+        "training episodes of a group that share each reply of an agent, by its name or slug",
         ge=2,
         effect="rollout.sampling=parallel",
     )

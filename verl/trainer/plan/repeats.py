@@ -24,6 +24,8 @@ def check_repeats(config: RunConfig, plan: RunPlan) -> None:
         key = f"rollout.repeat_calls.{slug(agent_id)}={count}"
         if n % count:
             raise ConfigError(f"{key} does not divide env.rollout.n={n}, the episodes of a group")
+        if agent_id in [agent.agent_id for agent in plan.api]:
+            raise ConfigError(f"{key}: the agent is behind an API, whose replies are not shared")
         if agent_id not in [agent.agent_id for agent in plan.trained]:
             continue
         agent = plan.agent(agent_id)
