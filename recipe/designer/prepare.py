@@ -31,7 +31,7 @@ SOURCES = ("prepare.py", "designs.py", "roles.yaml")
 ROLES = Team.load(HERE / "roles.yaml").agents
 PROMPT = "Design: {env_prompt}"
 # Shares of the demonstrations, by role.
-SHARES = {"Solver": 0.36, "Checker": 0.36, "Filer": 0.02, "Designer": 0.26}
+SHARES = {"Solver": 0.44, "Checker": 0.44, "Filer": 0.02, "Designer": 0.10}
 
 
 @dataclass(frozen=True)
