@@ -72,5 +72,6 @@ def with_shared_replies(bindings: Mapping[str, Binding], repeats: Mapping[str, i
     for agent_id, count in repeats.items():
         binding = bindings.get(agent_id)
         if isinstance(binding, AgentBinding):
-            shared[agent_id] = replace(binding, client=SharedReplies(binding.client, count))  # type: ignore[assignment]
+            client = SharedReplies(binding.client, count)
+            shared[agent_id] = replace(binding, client=client)  # type: ignore[assignment]
     return shared

@@ -50,7 +50,7 @@ Play = tuple[str, str, float, int]
 
 
 def measure(level: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
-    """Train one level, or play the files; return its row and its curve, [step, success] of every validation."""
+    """Train one level, or play the files; return its row and its curve, [step, success] of validations."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     demos = os.environ.get("DEMOS")
     if level == FIXED:
@@ -77,7 +77,7 @@ def play_files(settings: Mapping[str, Any], seed: int, demos: str | None) -> Row
     arguments = [] if demos is None else ["--demos", demos]
     embedded = Path(run_module(*PREPARE, "--out", "outputs/embedded", "--seed", str(seed), *arguments)[-1])
     files = write_files(ROOT / "outputs" / "designer_files")
-    tried = play(files, embedded, "train", 2, settings, seed)
+    tried = play(files, embedded, "train", 12, settings, seed)
     single = best(tried, files)
     kinds = {
         kind: best({key: p for key, p in tried.items() if key[1] == kind}, files)
@@ -86,7 +86,7 @@ def play_files(settings: Mapping[str, Any], seed: int, demos: str | None) -> Row
     }
     row: Row = {"tried": {core: summary([p for k, p in tried.items() if k[0] == core]) for core in files}}
     chosen = {core: files[core] for core in dict.fromkeys([single, *kinds.values()])}
-    tested = play(chosen, embedded, "test", 2 * len(chosen), settings, seed)
+    tested = play(chosen, embedded, "test", 16 * len(chosen), settings, seed)
     acc, tokens = summary([p for (core, _), p in tested.items() if core == single])
     row |= {"single": single, "single_acc": acc, "single_tokens": tokens}
     acc, tokens = summary([tested[core, kind] for kind, core in kinds.items()])

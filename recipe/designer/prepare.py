@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent_system.workflows.data import TaskSet
 from agent_system.workflows.graph import Team
-from agent_system.workflows.lookup.world.generate import CODE, SHELF, LookupTask, generate_split, to_row
+from agent_system.workflows.lookup.world.generate import CODE, SHELF, LookupTask, to_row
 from agent_system.workflows.lookup.world.products import LETTERS, LookupProduct, products, shelf_rule
 from agent_system.workflows.lookup.world.skills import LookupSkills
 from examples.embedded import prepare
@@ -31,7 +31,8 @@ SOURCES = ("prepare.py", "designs.py", "roles.yaml")
 ROLES = Team.load(HERE / "roles.yaml").agents
 PROMPT = "Design: {env_prompt}"
 # Shares of the demonstrations, by role.
-SHARES = {"Solver": 0.44, "Checker": 0.44, "Filer": 0.02, "Designer": 0.10}
+SHARES = {"Solver": 0.40, "Checker": 0.40, "Filer": 0.03, "Designer": 0.17}
+PRODUCTS = 128
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,17 @@ class DesignerCourse(Course):
     source: str = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in SOURCES)).hexdigest()
 
 
+def some_products(seed: int) -> list[LookupProduct]:
+    """Return 128 of the products: as many as a tiny model can learn in minutes."""
+    return random.Random(f"designer-{seed}").sample(products(seed), PRODUCTS)
+
+
 def all_tasks(num_train: int, num_test: int, seed: int) -> tuple[list[LookupTask], list[LookupTask]]:
-    """Return all tasks there are, whatever their number should be."""
+    """Return all tasks about the products, whatever their number should be."""
     del num_train, num_test
-    return generate_split(768, 256, seed)
+    tasks = [LookupTask(item, asks) for item in some_products(seed) for asks in (CODE, SHELF)]
+    random.Random(f"designer-tasks-{seed}").shuffle(tasks)
+    return [t for t in tasks if not t.product.held_out], [t for t in tasks if t.product.held_out]
 
 
 def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list[Messages]:
@@ -54,7 +62,7 @@ def make_demos(course: Course, seed: int, exclude: Collection[str] = ()) -> list
     """
     del exclude
     rng = random.Random(f"designer-demos-{seed}")
-    items = products(seed)
+    items = some_products(seed)
     rule = shelf_rule(seed)
     roles = rng.choices(list(SHARES), list(SHARES.values()), k=course.count)
     return [_demo(role, rng.choice(items), rule, rng) for role in roles]

@@ -85,8 +85,8 @@ class Designer(BaseAgent):
     def __init__(self, agent_id: str, config: DesignOptions, roles: Roles) -> None:
         super().__init__(agent_id, config)
         example = {key: roles.team.source.value[key] for key in ("do", "return")}
-        shown = {"roles": ", ".join(roles.team.agents), "example": json.dumps(example)}
-        self.prompt = filled(config.prompt or PROMPT, shown)
+        texts = {"roles": ", ".join(roles.team.agents), "example": json.dumps(example)}
+        self.prompt = filled(config.prompt or PROMPT, texts)
         self._roles = roles
 
     def team_context(self, entries: Sequence[Entry]) -> str:
@@ -102,14 +102,14 @@ class Designer(BaseAgent):
         return Projection(text, fields={"steps": design.steps, "calls": design.calls}, text=text)
 
 
-def filled(template: str, shown: Mapping[str, str]) -> str:
+def filled(template: str, texts: Mapping[str, str]) -> str:
     """Return a template of calls with some texts filled in: braces are literal but for `{env_prompt}`,
-    `{memory}`, `{step}` and the names of `shown`.
+    `{memory}`, `{step}` and the names of `texts`.
     """
     text = template.replace("{", "{{").replace("}", "}}")
     for name in ("env_prompt", "memory", "step"):
         text = text.replace(f"{{{{{name}}}}}", f"{{{name}}}")
-    for name, content in shown.items():
+    for name, content in texts.items():
         text = text.replace(f"{{{{{name}}}}}", content.replace("{", "{{").replace("}", "}}"))
     return text
 

@@ -265,7 +265,7 @@ def test_agents_are_named_by_name_or_slug(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({REPEAT: {"Solver Agent": 3}}, "rollout.repeat_calls.solver_agent=3 does not divide env.rollout.n=8"),
+        ({REPEAT: {"Solver Agent": 3}}, "repeat_calls.solver_agent=3 does not divide env.rollout.n=8"),
         ({REPEAT: {"Solver Agent": 16}}, "does not divide env.rollout.n=8"),
         ({REPEAT: {"Solver Agent": 1}}, "repeat_calls"),
         ({REPEAT: {"Slover Agent": 2}}, "no agent 'Slover Agent'; did you mean 'Solver Agent'?"),

@@ -65,7 +65,8 @@ async def test_a_role_that_quotes_all_replies_reads_the_judge_too_but_not_the_de
     roles = "".join(f"  {name}: {{prompt: '{{env_prompt}}|{{team_context}}'}}\n" for name in ROLES)
     file = tmp_path / "roles.yaml"
     file.write_text(
-        f"team: 1\nagents:\n{roles}do: [{{call: Solver, id: a}}, {{call: Checker}}, {{call: Filer}}]\nreturn: a\n"
+        f"team: 1\nagents:\n{roles}do: [{{call: Solver, id: a}}, {{call: Checker}}, {{call: Filer}}]\n"
+        "return: a\n"
     )
     steps = [{"vote": "Solver", "n": 2, "id": "a", "best": "Checker"}, {"call": "Filer"}]
     result = await make_designed([design(steps, "a")], file=file).collect(TASKS[:1], 1, step=1)
