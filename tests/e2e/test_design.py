@@ -88,3 +88,30 @@ def test_a_designer_without_a_valid_design_trains_alone(train: Run, tmp_path: Pa
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[2]["env/design/valid"] == 0 and lines[2]["agent/asker/calls"] == 0
     assert lines[2]["agent/designer_agent/valid_rate"] == 0
+
+
+def test_a_run_with_several_files_trains_agents_in_both_teams(
+    train: Run, tmp_path: Path, scored: list[Any]
+) -> None:
+    (tmp_path / "both.yaml").write_text(ROLES)
+    (tmp_path / "alone.yaml").write_text(
+        'team: 1\nagents:\n  Asker: {prompt: "Ask: {env_prompt}"}\ndo: [{call: Asker, id: a}]\nreturn: a\n'
+    )
+    train(
+        {
+            "agent.orchestra_type": "graph",
+            "agent.orchestra.graph.files": f"[{tmp_path}/both.yaml,{tmp_path}/alone.yaml]",
+            "algorithm.group_by": "[task_id,agent_id,design]",
+            "data.train_batch_size": 6,
+        }
+    )
+    (first, second) = (batch.non_tensor_batch for batch in scored)
+    for columns in (first, second):
+        teams = defaultdict(set)
+        for uid, design, agent in zip(columns["uid"], columns["design"], columns["agent_id"], strict=True):
+            teams[uid, design].add(agent)
+        assert len({uid for uid, _ in teams}) == len(teams) == 6
+        assert {frozenset(agents) for agents in teams.values()} == {
+            frozenset({"Asker", "Verifier Agent"}),
+            frozenset({"Asker"}),
+        }
