@@ -159,6 +159,4 @@ def best(plays: Mapping[tuple[str, str], Sequence[tuple[float, int]]], files: Ma
 
 
 if __name__ == "__main__":
-    if sys.argv[-1] == "all_by_agent":
-        sys.argv[-1:] = ["free", "priced", "fixed", "all_by_agent"]
     measure_grid(__doc__, HERE, "level", LABELS, measure)
