@@ -47,6 +47,11 @@ class Memory:
     def __len__(self) -> int:
         return len(self._turns)
 
+    @property
+    def due(self) -> bool:
+        """Whether the next call of the memory's agent begins with a summary."""
+        return False
+
     def store(self, observation: str, action: str) -> None:
         """Remember a finished turn."""
         self._stored += 1

@@ -91,6 +91,11 @@ class BaseOrchestra(ABC):
     def check_agents(self, temperatures: Mapping[str, Sequence[float]]) -> None:  # noqa: B027 - as check
         """Reject, or warn of, names of agents and their temperatures in training and in validation."""
 
+    def of_group(self, seed: int) -> BaseOrchestra:
+        """Return the orchestra of a group of episodes: for one that has several, a draw by `seed`."""
+        del seed
+        return self
+
     async def play_episode(self, episode: EpisodeTurns) -> None:
         """Play a whole episode: `run` for every turn. A program that spans the turns of an episode
         overrides it.

@@ -75,6 +75,8 @@ class SampleIdentity:
             number of the last one in the turn, which `act` followed; else None.
         summary: it is a summary that the agent wrote for its memory.
         depth: number of spawns around its call; 0 outside of children.
+        design: key of the team file whose steps made the call; empty without one.
+        repeated: the same reply of another episode is trained instead (`rollout.repeat_calls`).
     """
 
     policy_id: str
@@ -91,6 +93,8 @@ class SampleIdentity:
     final_call: int | None = None
     summary: bool = False
     depth: int = 0
+    design: str = ""
+    repeated: bool = False
 
     @property
     def call_key(self) -> tuple[int, int]:
@@ -276,6 +280,8 @@ class Sample:
             **({"summary": True} if self.identity.summary else {}),
             **({"masked": True} if self.request.masked else {}),
             **({"depth": self.identity.depth} if self.identity.depth else {}),
+            **({"design": self.identity.design} if self.identity.design else {}),
+            **({"repeated": True} if self.identity.repeated else {}),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
         }
 

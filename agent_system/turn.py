@@ -51,6 +51,7 @@ class Turn:
             the episode's info.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
         callers: agents of the calls so far, by the calls' numbers.
+        design: key of the team file whose steps are played, for the samples of the calls that follow.
     """
 
     def __init__(self, observation: Observation, step: int, memory: Memory, sampler: Sampler) -> None:
@@ -60,6 +61,7 @@ class Turn:
         self.info: dict[str, Any] = {}
         self.done = False
         self.callers: dict[int, str] = {}
+        self.design = ""
         self._sampler = sampler
         self._entries: list[Entry | None] = []
         self._steps: list[str] = []  # of each entry

@@ -240,6 +240,7 @@ def build_collector(
         episode_timeout_s=config.rollout.episode_timeout_s,
         call_timeout_s=config.rollout.call_timeout_s,
         tree=tree if plan.tree else None,
+        repeat_calls=plan.repeats,
         reward_terms=_reward_terms(plan),
         greedy_baselines=plan.greedy_candidates,
         tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],

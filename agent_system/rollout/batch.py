@@ -22,7 +22,7 @@ SAMPLE_COLUMNS = {
         "identity.depth", "identity.candidate", "identity.committed", "rewards.team_reward",
         "rewards.local_reward", "rewards.step_reward", "rewards.mixed_reward", "rewards.invalid_penalty",
         "rewards.overlong_penalty", "rewards.reward", "valid", "identity.anchor",
-        "rewards.candidate_reward", "request.masked",
+        "rewards.candidate_reward", "request.masked", "identity.design",
     )
 }  # fmt: skip
 

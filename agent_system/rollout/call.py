@@ -141,6 +141,7 @@ class Call:
         own_sampling: sampling parameters of this call alone; None: those of the agent in this
             episode.
         depth: number of spawns around it.
+        design: as `SampleIdentity.design`.
     """
 
     spec: EpisodeSpec
@@ -158,6 +159,7 @@ class Call:
     so_far: tuple[str, ...] = ()
     own_sampling: SamplingParams | None = None
     depth: int = 0
+    design: str = ""
 
     @property
     def label(self) -> str:
@@ -202,6 +204,7 @@ class Call:
                 order=order,
                 trained=binding.trained,
                 depth=self.depth,
+                design=self.design,
             ),
             request=SampleRequest(
                 prompt_text=self.prompt.text,

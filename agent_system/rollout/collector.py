@@ -185,6 +185,10 @@ class Collector:
         self._players = 0
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
+        if settings.repeat_calls:
+            from agent_system.rollout.shared_replies import with_shared_replies  # of this key alone
+
+            bindings = with_shared_replies(bindings, settings.repeat_calls)
         self.runtimes = _runtimes(agents, bindings)
         for runtime in self.runtimes.values():
             runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
@@ -339,7 +343,8 @@ class Collector:
         with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> Episode:
-                episode = Episode(spec, self.orchestra, self.runtimes, self._env(spec, threads), settings)
+                orchestra = self.orchestra.of_group(stable_seed(settings.seed, "group", spec.env_uid))
+                episode = Episode(spec, orchestra, self.runtimes, self._env(spec, threads), settings)
                 episode.sampler = partial(sampled_call, episode)
                 # a validation, and an episode that is a baseline, show what the team does without a
                 # choice
@@ -418,6 +423,10 @@ class Collector:
         records, metrics = assign_rewards(
             episodes, settings.reward, settings.invalid_action_penalty, settings.tree_returns
         )
+        if settings.repeat_calls:
+            from agent_system.reward.repeats import share_rewards  # of this key alone
+
+            records = share_rewards(records, settings.repeat_calls)
         prompts = None
         if settings.joint_prompt_length:
             from agent_system.rollout.transcript import joint_prompts  # of critics of the whole team alone

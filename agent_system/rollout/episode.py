@@ -206,16 +206,18 @@ class Episode:
             prior_replies=self.reply_count,
             seed=self.seed(agent_id, turn.step, number, 0),
             before=runtime.agent,
+            design=turn.design,
         )
 
     def seed(self, agent_id: str, *parts: int | str) -> int:
-        """Return the seed of an agent's request in this episode."""
+        """Return the seed of a request; with `rollout.repeat_calls` several episodes have the same."""
+        shared_by = 1 if self.spec.validate else self.settings.repeat_calls.get(agent_id, 1)
         return stable_seed(
             self.settings.seed,
             self.spec.step,
             self.spec.validate,
             self.spec.uid,
-            self.spec.index,
+            self.spec.index // shared_by,
             agent_id,
             *parts,
         )

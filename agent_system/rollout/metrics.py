@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -52,6 +53,8 @@ def collect_metrics(
     if finished_episodes:
         metrics["episode/calls/mean"] = _mean([len(e.committed) for e in finished_episodes])
         metrics["episode/turns/mean"] = _mean([e.turns for e in finished_episodes])
+        metrics["episode/tokens"] = _mean([_tokens(e.committed) for e in finished_episodes])
+        metrics["episode/critical_tokens"] = _mean([critical_tokens(e) for e in finished_episodes])
         metrics |= (
             _info_means(finished_episodes)
             | _tree_metrics(finished_episodes, branching)
@@ -73,14 +76,36 @@ def collect_metrics(
     return metrics
 
 
-def _agent_metrics(samples: Sequence[Sample], episodes: int) -> dict[str, float]:
+def critical_tokens(episode: EpisodeRecord) -> int:
+    """Return the reply tokens of the longest chain of calls of which each read, or could read, the
+    reply of the one before: the critical path, with which the time of an episode grows where
+    engines are never full.
+    """
+    calls: dict[tuple[int, int], list[Sample]] = defaultdict(list)
+    for sample in episode.committed:
+        calls[sample.identity.whole_call].append(sample)
+    ends: list[int] = []  # orders of replies
+    longest = [0]  # chains among the first replies, by their number
+    for rounds in sorted(calls.values(), key=lambda rounds: max(s.identity.order for s in rounds)):
+        before = longest[bisect_left(ends, min(s.identity.prior_replies for s in rounds))]
+        ends.append(max(s.identity.order for s in rounds))
+        longest.append(max(longest[-1], before + _tokens(rounds)))
+    return longest[-1]
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(s.response_tokens for s in samples)
+
+
+def _agent_metrics(calls: Sequence[Sample], episodes: int) -> dict[str, float]:
+    samples = [s for s in calls if not s.identity.repeated]  # a reply that episodes share counts once
     response = np.array([s.response_tokens for s in samples])
     prompt = np.array([s.prompt_tokens for s in samples])
     retries = [s.generation.retries for s in samples if isinstance(s.generation, RemoteGeneration)]
     invalid = sum(not s.valid for s in samples)
     reward = np.array([s.rewards.reward for s in samples])
     return {
-        "calls_per_episode": sum(s.identity.committed for s in samples) / episodes,
+        "calls_per_episode": sum(s.identity.committed for s in calls) / episodes,
         "valid_rate": 1.0 - invalid / len(samples),
         "unparsable": float(invalid),
         "truncated_replies": _mean([s.generation.stop_reason == "length" for s in samples]),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from agent_system.projection import Projection
 from agent_system.rollout.call import Call
 from agent_system.rollout.episode import Episode
-from agent_system.rollout.summary import is_due, summarize, summary_sample
 from agent_system.turn import CallContext, Turn
 
 
@@ -29,8 +28,10 @@ async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: Cal
     else:
         reply, order = await episode.reply(call)
         episode.keep(call, reply, order)
-    if (summary := summary_sample(call, episode.reply_count - 1)) is not None:
-        episode.keep_summary(call, summary)
+    if call.summary is not None:
+        from agent_system.rollout.summary import summary_sample  # of summaries alone
+
+        episode.keep_summary(call, summary_sample(call, episode.reply_count - 1))
     episode.finish_call(call, reply, turn)
     await episode.act(call, reply, turn)
     return reply.projection
@@ -50,7 +51,8 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     """
     runtime = episode.admit(agent_id)
     # the summary is generated before the reply, so it has the number before
-    summary_number = turn.number(runtime.role) if is_due(runtime.agent) else None
+    writes_summary = runtime.agent.memory is not None and runtime.agent.memory.due
+    summary_number = turn.number(runtime.role) if writes_summary else None
     call = episode.new_call(turn, agent_id, runtime, context.step)
     entries = turn.seen(context.sees)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
@@ -60,6 +62,8 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     text = call.seen.text
     filled = {"task": text, **call.seen.info, "env_prompt": text, "step": turn.step, **context.variables}
     if summary_number is not None:
+        from agent_system.rollout.summary import summarize  # of summaries alone
+
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
         call = await summarize(call, summary_number, filled, episode.clock)
     agent_memory = call.runtime.agent.memory

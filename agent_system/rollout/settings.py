@@ -38,6 +38,8 @@ class CollectorSettings:
             baseline of the candidates.
         tool_sequences: agents whose generations with tools between them are one sample
             (`tool_samples=sequence`).
+        repeat_calls: agent -> number of training episodes that share its replies
+            (`rollout.repeat_calls`); 1 for others.
     """
 
     seed: int = 0
@@ -56,6 +58,7 @@ class CollectorSettings:
     reward_terms: Mapping[str, Collection[str]] = field(default_factory=dict)
     greedy_baselines: Collection[str] = ()
     tool_sequences: Collection[str] = ()
+    repeat_calls: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):

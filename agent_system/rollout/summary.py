@@ -22,11 +22,6 @@ class _Writer(BaseAgent):
         self.prompt = prompt
 
 
-def is_due(agent: BaseAgent) -> bool:
-    """Return whether the agent's next call begins with a summary."""
-    return isinstance(agent.memory, SummaryMemory) and agent.memory.due
-
-
 async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock: EpisodeClock) -> Call:
     """Return the call with the agent after it wrote a summary.
 
@@ -54,12 +49,9 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
     return replace(call, runtime=call.runtime.of(agent), summary=(summary_call, reply))
 
 
-def summary_sample(call: Call, order: int) -> Sample | None:
-    """Return the sample of the summary with which a call began, without rewards; None for a call
-    without one.
-    """
-    if call.summary is None:
-        return None
+def summary_sample(call: Call, order: int) -> Sample:
+    """Return the sample of the summary with which a call began, without rewards."""
+    assert call.summary is not None, "it began with one"
     summary_call, reply = call.summary
     sample = summary_call.sample(reply, order)
     memory = call.before.memory

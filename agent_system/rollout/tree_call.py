@@ -34,7 +34,6 @@ from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.episode import Episode
 from agent_system.rollout.sampled_call import prompted_call
 from agent_system.rollout.seeds import stable_seed
-from agent_system.rollout.summary import summary_sample
 from agent_system.turn import CallContext, Turn, TurnOver
 from verl.protocol.generate import EngineGoneError, Generation
 from verl.trainer.config.reward import RewardConfig
@@ -339,8 +338,10 @@ class TreeCalls:
                 trained=sample.identity.trained and c is not greedy,
             )
             episode.samples.append(replace(sample, reward_terms=c.terms))
-        if (summary := summary_sample(call, order)) is not None:
-            episode.keep_summary(call, self._rewarded(summary, winner))
+        if call.summary is not None:
+            from agent_system.rollout.summary import summary_sample  # of summaries alone
+
+            episode.keep_summary(call, self._rewarded(summary_sample(call, order), winner))
         episode.reply_count += 1
         episode.finish_call(call, winner.reply, turn)
 

@@ -42,16 +42,18 @@ async def test_the_team_is_paid_for_the_right_number_and_children_read_a_chapter
     names = ("episode/success_rate", "env/plan/whole", "env/children")
     assert [result.metrics[name] for name in names] == [success, whole, children]
     samples = result.episodes[0].samples
-    assert all(s.team_reward == success and s.depth == (s.agent_id == FINDER) for s in samples)
-    assert all(s.prompt_text.count("red") == 1 for s in samples if s.agent_id == FINDER)
+    assert all(
+        s.rewards.team_reward == success and s.identity.depth == (s.agent_id == FINDER) for s in samples
+    )
+    assert all(s.request.prompt_text.count("red") == 1 for s in samples if s.agent_id == FINDER)
 
 
 async def test_the_reader_alone_sees_what_fits_of_the_end_of_the_document() -> None:
     team = scripted_team(ALONE, {READER: ["2"]}, env_name=NAME, max_prompt_length=70)
     result = await team.collect([TASK], n=1, step=1)
     (sample,) = result.episodes[0].samples
-    assert result.metrics["episode/success_rate"] == 1 and sample.dropped_context >= 1
-    assert "gold pink red" in sample.prompt_text and "red gold blue" not in sample.prompt_text
+    assert result.metrics["episode/success_rate"] == 1 and sample.request.dropped_context >= 1
+    assert "gold pink red" in sample.request.prompt_text and "red gold blue" not in sample.request.prompt_text
 
 
 def test_documents_are_longer_than_what_fits_and_demonstrations_are_of_every_role() -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SimpleMemory
+from agent_system.options import build_options
 from agent_system.orchestra import BaseOrchestra
 from agent_system.registry import ANY, AgentRegistry, OrchestraRegistry, built_in_workflows
 from agent_system.turn import Turn
@@ -37,6 +38,7 @@ class GraphOptions:
 
     Attributes:
         file: the team, YAML or JSON, also as a flow of Open Agent Spec.
+        files: several teams instead, one of which plays all episodes of a group.
         max_calls: largest number of calls in a turn that the file may make.
         max_loops: rounds of a loop of an Open Agent Spec file that has no limit of its own; 0:
             refuse it.
@@ -44,12 +46,17 @@ class GraphOptions:
     """
 
     file: str = ""
+    files: list[str] = field(default_factory=list)
     max_calls: int = MAX_CALLS
     max_loops: int = 0
     tools: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.file:
+        if not (isinstance(self.files, list) and all(isinstance(file, str) for file in self.files)):
+            raise AgentSystemError(f"agent.orchestra.graph.files must be a list, found {short(self.files)}")
+        if self.file and self.files:
+            raise AgentSystemError("agent.orchestra.graph has a file and files; keep one of them")
+        if not (self.file or self.files):
             raise AgentSystemError(
                 "agent.orchestra_type=graph needs the file of a team: "
                 "agent.orchestra.graph.file=team.yaml, see docs/graph.md"
@@ -82,15 +89,26 @@ class GraphOrchestra(BaseOrchestra):
 
     Attributes:
         team: the team of the file.
+        design: its key, of the samples of its calls.
+        where: key and file, for messages.
     """
 
-    config_class = GraphOptions
+    config_class: ClassVar[type] = GraphOptions
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None, name: str) -> BaseOrchestra:
+        config = build_options(cls.config_class, options, f"agent.orchestra.{name}")
+        if not config.files:
+            return cls(config)
+        return GraphFiles(config)
 
     def __init__(self, config: GraphOptions) -> None:
         super().__init__(config)
         self.team = Team.load(
             config.file, max_calls=config.max_calls, tools=list(config.tools), max_loops=config.max_loops
         )
+        self.design = self.team.key()
+        self.where = f"agent.orchestra.{NAME}.file={config.file}"
         self.agents = tuple(self.team.agents)
         self._workflows = {
             name: self._workflow(name, agent) for name, agent in self.team.agents.items() if agent.class_
@@ -132,6 +150,10 @@ class GraphOrchestra(BaseOrchestra):
         at temperature 0, whose replies are all equal.
         """
         self._check_names(list(temperatures))
+        self.warn_of_votes(temperatures)
+
+    def warn_of_votes(self, temperatures: Mapping[str, Sequence[float]]) -> None:
+        """Warn of votes at temperature 0."""
         for step in _votes(self.team.spec.do):
             if isinstance(step.vote, str) and 0 in temperatures[step.vote]:
                 names = zip(("training", "validation"), temperatures[step.vote], strict=True)
@@ -142,6 +164,7 @@ class GraphOrchestra(BaseOrchestra):
 
     async def run(self, turn: Turn) -> Any:
         """Play the steps."""
+        turn.design = self.design
         return await self._run(turn)
 
     def _check_names(self, agent_ids: Sequence[str]) -> None:
@@ -152,7 +175,7 @@ class GraphOrchestra(BaseOrchestra):
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"has {', '.join(others)}, which the file has not"] if others else []
         raise AgentSystemError(
-            f"agent.orchestra.graph.file={self.config.file}: agent.agent_ids "
+            f"{self.where}: agent.agent_ids "
             f"{' and '.join(problems)}; set agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
         )
 
@@ -201,6 +224,73 @@ class GraphOrchestra(BaseOrchestra):
 
     def _error(self, agent_id: str, key: str, problem: object) -> AgentSystemError:
         return self.team.source.error(("agents", agent_id, key), str(problem))
+
+
+class GraphFiles(GraphOrchestra):
+    """The teams of several files; of its own it is that of the first one.
+
+    Attributes:
+        teams: the orchestras of all files.
+    """
+
+    def __init__(self, config: GraphOptions) -> None:
+        """Read the files.
+
+        Raises AgentSystemError for one that is wrong, two that are the same team, and an agent that
+        two of them describe differently.
+        """
+        configs = [replace(config, file=file, files=[]) for file in config.files]
+        super().__init__(configs[0])
+        self.teams: list[GraphOrchestra] = [self, *map(GraphOrchestra, configs[1:])]
+        self._check_apart()
+        self.where = f"agent.orchestra.{NAME}.files=[{','.join(config.files)}]"
+        self.agents = tuple(dict.fromkeys(name for team in self.teams for name in team.team.agents))
+        self.uses_sandbox = any(team.uses_sandbox for team in self.teams)
+
+    def of_group(self, seed: int) -> GraphOrchestra:
+        """Return one of the teams."""
+        return self.teams[seed % len(self.teams)]
+
+    def make_agent(self, agent_id: str, env_name: str) -> BaseAgent:
+        """Return an agent of any file. Raises as `GraphOrchestra.make_agent`."""
+        if agent_id not in self.agents:
+            self._check_names([*self.agents, agent_id])
+        team = next(team for team in self.teams if agent_id in team.team.agents)
+        return (super() if team is self else team).make_agent(agent_id, env_name)
+
+    def check(
+        self, agents: Mapping[str, BaseAgent], make_env: Callable[[int], BaseEnv], *, forks: bool
+    ) -> None:
+        """Make the checks of every file."""
+        super().check(agents, make_env, forks=forks)
+        for team in self.teams[1:]:
+            team.check(agents, make_env, forks=forks)
+
+    def warn_of_votes(self, temperatures: Mapping[str, Sequence[float]]) -> None:
+        """Warn of votes at temperature 0 in any file."""
+        super().warn_of_votes(temperatures)
+        for team in self.teams[1:]:
+            team.warn_of_votes(temperatures)
+
+    def _check_apart(self) -> None:
+        files: dict[str, str] = {}
+        agents: dict[str, tuple[str, AgentSpec]] = {}
+        for team in self.teams:
+            file = team.config.file
+            if team.design in files:
+                raise AgentSystemError(f"{file}: the same team as {files[team.design]}; name each team once")
+            files[team.design] = file
+            for name, spec in team.team.agents.items():
+                first, its = agents.setdefault(name, (file, spec))
+                if _fields(spec) != _fields(its):
+                    raise team.team.source.error(
+                        ("agents", name),
+                        f"the agent is another one in {first}; give it one description, or two names",
+                    )
+
+
+def _fields(spec: AgentSpec) -> object:
+    return spec.model_dump(exclude={"like"})
 
 
 def _votes(steps: Sequence[AnyStep]) -> list[VoteStep]:

@@ -77,9 +77,12 @@ Play = Callable[[TurnState], Awaitable[bool]]
 Check = Callable[[TurnState], bool]
 
 
-def compile_team(spec: TeamSpec) -> Callable[[Turn], Awaitable[Any]]:
-    """Return the function that plays a turn and returns the team's action."""
-    play = _Compiler(spec.do).sequence(spec.do, None)
+def compile_team(spec: TeamSpec, *, apart: bool = False) -> Callable[[Turn], Awaitable[Any]]:
+    """Return the function that plays a turn and returns the team's action. `apart`: the calls read
+    the replies of the steps alone, not others of the turn.
+    """
+    compiler = _Compiler(spec.do)
+    play = compiler.sequence(spec.do, compiler.labels | compiler.judges if apart else None)
     returned = spec.return_.of
     default = spec.return_.default
 
@@ -116,6 +119,16 @@ class _Compiler:
     def __init__(self, steps: Sequence[AnyStep]) -> None:
         self._labels: dict[int, str] = {}
         self._name(steps)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The labels of all steps."""
+        return frozenset(self._labels.values())
+
+    @property
+    def judges(self) -> frozenset[str]:
+        """The labels of replies that choose among those of a vote."""
+        return frozenset(map(_judge, self.labels))
 
     def sequence(self, steps: Sequence[AnyStep], visible: frozenset[str] | None) -> Play:
         """Return the function of steps that follow each other; `visible` are the labels that their
@@ -188,7 +201,7 @@ class _Compiler:
         context = self._context(step, visible)
         judge = step.best
         reads = None if context.sees is None else context.sees | {context.step}
-        judge_context = CallContext(NOTHING, f"{context.step}#best", reads)
+        judge_context = CallContext(NOTHING, _judge(context.step), reads)
         agent_id = step.vote if isinstance(step.vote, str) else ""
 
         async def one_call(state: TurnState) -> bool:
@@ -233,7 +246,7 @@ class _Compiler:
         return spawn
 
     def _parallel(self, step: ParallelStep, visible: frozenset[str] | None) -> Play:
-        every = frozenset(self._labels.values()) if visible is None else visible
+        every = self.labels if visible is None else visible
         labels = [self._inside(branch) for branch in step.parallel]
         branches = []
         for number, branch in enumerate(step.parallel):
@@ -247,6 +260,10 @@ class _Compiler:
             return False
 
         return parallel
+
+
+def _judge(label: str) -> str:
+    return f"{label}#best"
 
 
 def _loop(rounds: int, body: Play) -> Play:

@@ -125,7 +125,7 @@ class Team:
     def _canonical(self) -> dict[str, Any]:
         """Return the team as values of JSON types, with names by the order of appearance."""
         steps = {name: f"s{number}" for number, name in enumerate(step_ids(self.spec.do))}
-        order = list(dict.fromkeys(_called(self.spec.model_dump(by_alias=True)["do"])))
+        order = list(dict.fromkeys(called_agents(self.spec.model_dump(by_alias=True)["do"])))
         for name in order:  # which grows by those that agents delegate to
             order += [keys.delegate for keys in delegates(self.agents[name]) if keys.delegate not in order]
         agents = {name: f"a{number}" for number, name in enumerate(order)}
@@ -155,14 +155,14 @@ def _shows_names(agent: AgentSpec) -> bool:
     return "{role}" in agent.quote.entry or "{agent}" in agent.quote.entry
 
 
-def _called(value: Any) -> list[str]:
+def called_agents(value: Any) -> list[str]:
     """Return the agents that steps call, in the order of the file."""
     if isinstance(value, list):
-        return [name for item in value for name in _called(item)]
+        return [name for item in value for name in called_agents(item)]
     if not isinstance(value, dict):
         return []
     names = [value[key] for key in AGENT_KEYS if isinstance(value.get(key), str)]
-    return [*names, *(name for item in value.values() for name in _called(item))]
+    return [*names, *(name for item in value.values() for name in called_agents(item))]
 
 
 def _renamed(value: Any, agents: Mapping[str, str], steps: Mapping[str, str], key: str = "") -> Any:

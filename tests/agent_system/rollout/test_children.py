@@ -94,7 +94,7 @@ def play(make_collector: Callable[..., Any], scripted: Callable[..., Any]) -> Ca
 
 def said(result: Any) -> list[tuple[str, int, int, str]]:
     (episode,) = result.episodes
-    return [(s.agent_id, s.call, s.depth, s.text) for s in episode.samples]
+    return [(s.agent_id, s.identity.call, s.identity.depth, s.text) for s in episode.samples]
 
 
 def task_of(prompt: str) -> str:
@@ -130,11 +130,14 @@ def test_children_reply_in_the_order_of_their_tasks_and_know_their_depth(play: C
         ("Planner", 0, 0, "a\nb\nc\nd"), ("Worker", 1, 1, "[a]"), ("Worker", 2, 1, "[b]"),
         ("Worker", 3, 1, "[c]"),
     ]  # fmt: skip
-    prompts = [s.messages[0]["content"] for s in result.episodes[0].samples[1:]]
+    prompts = [s.request.messages[0]["content"] for s in result.episodes[0].samples[1:]]
     # what came before the spawn, and nothing of each other
     assert prompts == [f"Do: {t} in Count. Planner: a\nb\nc\nd" for t in "abc"]
-    assert [s.anchor for s in result.episodes[0].samples] == ["Count.", *(f"Count.\n{t}" for t in "abc")]
-    assert len({s.seed for s in result.episodes[0].samples}) == 4
+    assert [s.identity.anchor for s in result.episodes[0].samples] == [
+        "Count.",
+        *(f"Count.\n{t}" for t in "abc"),
+    ]
+    assert len({s.request.seed for s in result.episodes[0].samples}) == 4
     assert list(result.batch.non_tensor_batch["depth"]) == [0, 1, 1, 1]
 
 
@@ -221,7 +224,7 @@ def test_ten_thousand_lines_and_a_task_that_no_prompt_can_show_cost_no_episode(
     result = play(work, lambda prompt, _: task_of(prompt), max_prompt_length=500)
     assert [s.text for s in result.episodes[0].samples] == ["0", "1"]
     assert result.metrics["env/spawn/too_long"] == 1.0
-    assert [s.reward for s in result.episodes[0].samples] == [0.0, 0.0]
+    assert [s.rewards.reward for s in result.episodes[0].samples] == [0.0, 0.0]
 
 
 async def tangled(turn: Turn) -> str:
@@ -258,7 +261,7 @@ def test_numbers_seeds_and_prompts_do_not_depend_on_which_reply_comes_first(
         tasks = [Task(f"t{i}", f"What {i}?", "demo", "7") for i in range(4)]
         result = play(tangled, script, delay=delay, tasks=tasks, n=2, env=Acting, **tree)
         return [
-            [(s.agent_id, s.call, s.depth, s.candidate, s.seed, s.prompt_ids, s.text, s.prior_replies)
+            [(s.agent_id, s.identity.call, s.identity.depth, s.identity.candidate, s.request.seed, s.request.prompt_ids, s.text, s.identity.prior_replies)
                 for s in e.samples]
             for e in result.episodes
         ]  # fmt: skip
@@ -345,7 +348,7 @@ def test_trajectories_and_checkpoints_keep_the_depth(play: Callable[..., Any], t
     calls = json.loads(json.dumps(episode.to_json()))["calls"]
     assert [call.get("depth", 0) for call in calls] == [0, 1, 1]
     save_episodes(result.episodes, tmp_path)
-    assert [s.depth for s in load_episodes(tmp_path)[0].samples] == [0, 1, 1]
+    assert [s.identity.depth for s in load_episodes(tmp_path)[0].samples] == [0, 1, 1]
 
 
 def test_children_are_candidates_of_a_tree_too(play: Callable[..., Any]) -> None:
@@ -354,7 +357,7 @@ def test_children_are_candidates_of_a_tree_too(play: Callable[..., Any]) -> None
 
     result = play(advised, script, env=Acting, tree=TreeConfig(k=2), reward=RewardConfig(team_scope="call"))
     samples = result.episodes[0].samples
-    assert [(s.call, s.candidate, s.depth) for s in samples] == [
+    assert [(s.identity.call, s.identity.candidate, s.identity.depth) for s in samples] == [
         (0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)
     ]  # fmt: skip
 
@@ -407,7 +410,10 @@ def head(play: Callable[..., Any], script: Any, text: str = "abc", **more: Any) 
 def test_an_agent_delegates_to_another_call_of_the_episode(play: Callable[..., Any]) -> None:
     result = head(play, boss)
     assert result.episodes[0].answer == "a!+b!+c!"
-    rows = [(s.call, s.depth, s.final_call, s.tools.round, s.action) for s in result.episodes[0].samples]
+    rows = [
+        (s.identity.call, s.identity.depth, s.identity.final_call, s.tools.round, s.action)
+        for s in result.episodes[0].samples
+    ]
     assert rows == [
         (0, 0, 6, 0, ""),
         (1, 1, None, 0, "a!"), (2, 1, 5, 0, ""),
@@ -445,7 +451,7 @@ def test_limits_of_delegate_are_one_line_to_the_model(play: Callable[..., Any]) 
         "error: Boss gave no answer that could be read",
         "error: 3 tasks, the most, have been delegated; answer yourself",
     ]
-    assert [s.depth for s in result.episodes[0].samples if s.tools.errors] == [0, 2]
+    assert [s.identity.depth for s in result.episodes[0].samples if s.tools.errors] == [0, 2]
 
 
 def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is_an_error(
@@ -503,7 +509,17 @@ def test_rounds_of_children_with_tools_do_not_depend_on_which_reply_comes_first(
         result = head(play, script, delay=delay, agents=agents, orchestra=Pair())
         (episode,) = result.episodes
         assert episode.answer == "a!+b!+c!+d!+e!+f!+g!|x|h!+i!+j!"
-        return [(s.agent_id, s.call, s.depth, s.seed, s.prompt_ids, s.prior_replies) for s in episode.samples]
+        return [
+            (
+                s.agent_id,
+                s.identity.call,
+                s.identity.depth,
+                s.request.seed,
+                s.request.prompt_ids,
+                s.identity.prior_replies,
+            )
+            for s in episode.samples
+        ]
 
     first = played(0)
     assert max(depth for _, _, depth, *_ in first) == 4
@@ -555,7 +571,7 @@ class Observing(BaseEnv):
 def test_an_error_in_a_child_of_a_tool_is_no_result_of_the_tool(play: Callable[..., Any]) -> None:
     result = head(play, boss, env=Observing, max_failure_rate=1.0)
     assert "the call of 'Boss' by delegate: TimeoutError" in result.episodes[0].failure
-    assert result.episodes[0].samples == () or all(not s.trained for s in result.episodes[0].unheard)
+    assert result.episodes[0].samples == () or all(not s.identity.trained for s in result.episodes[0].unheard)
 
 
 @pytest.mark.parametrize("limits", [{"most": 0}, {"most": 65}, {"depth": 0}, {"depth": 9}])

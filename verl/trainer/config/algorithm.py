@@ -19,6 +19,7 @@ from verl.trainer.config.spec import key, section, texts
 SAMPLE_FIELDS = (
     "uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "depth", "candidate",
     "data_source",
+    "design",
 )  # fmt: skip
 # Those that separate tasks, and those that without any of them mean a baseline over the whole
 # batch.

@@ -244,6 +244,12 @@ class CollectConfig:
         choices=SAMPLINGS,
     )
     tree: TreeConfig = section(TreeConfig)
+    repeat_calls: dict[str, int] = key(
+        {},
+        "training episodes of a group that share each reply of an agent, by its name or slug",
+        ge=2,
+        effect="rollout.sampling=parallel",
+    )
     max_concurrent_episodes: int = key(
         0,
         "maximum number of concurrent episodes; 0: 4 * actor_rollout_ref.rollout.max_num_seqs per "

@@ -94,6 +94,10 @@ def resolve(config: RunConfig) -> RunPlan:
     policy_rows(agent, plan)
     check_filter_groups(algorithm, config.env, plan)
     check_sampling(algorithm, reward, rollout, plan)
+    if plan.repeats:
+        from verl.trainer.plan.repeats import check_repeats  # of rollout.repeat_calls alone
+
+        check_repeats(config, plan)
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     # The defaults contradict no other key.
     if config.async_training != AsyncTrainingConfig():

@@ -31,6 +31,7 @@ class RunPlan(Placement):
         committed: whether estimators see the committed replies of trees as episodes
             (`rollout.tree.returns=committed`).
         candidates: candidates per call of the agents in `rollout.tree.k_per_agent`, by name.
+        repeats: `rollout.repeat_calls` by agent name.
         critic: whether there are critics (`critic.enable`); None: where an estimator needs values.
         trains: whether the run trains; an evaluation has no critics.
     """
@@ -44,6 +45,7 @@ class RunPlan(Placement):
     tree: bool = False
     committed: bool = False
     candidates: Mapping[str, int] = field(default_factory=dict)
+    repeats: Mapping[str, int] = field(default_factory=dict)
     critic: bool | None = None
     trains: bool = True
 
@@ -56,8 +58,8 @@ class RunPlan(Placement):
             placement: placement of its agents.
 
         Raises ConfigError for invalid own values of an agent or a policy, for devices that do not
-        fit the worker groups, and for `rollout.tree.k_per_agent` of an agent that is not in the
-        team.
+        fit the worker groups, and for `rollout.tree.k_per_agent` or `rollout.repeat_calls` of an
+        agent that is not in the team.
         """
         candidates = candidates_of(config.agent, config.rollout)
         agents = tuple(
@@ -84,6 +86,7 @@ class RunPlan(Placement):
             tree=tree,
             committed=tree and config.rollout.tree.returns == "committed",
             candidates=candidates,
+            repeats=_per_agent(config.agent, "rollout.repeat_calls", config.rollout.repeat_calls),
             critic=config.critic.enable,
             trains=not config.trainer.val_only,
         )
@@ -175,9 +178,13 @@ class RunPlan(Placement):
 
 
 def candidates_of(agent: AgentConfig, rollout: CollectConfig) -> dict[str, int]:
-    """Return `rollout.tree.k_per_agent` by agent name. Raises PlacementError for an agent that is
-    not in the team.
+    """Return `rollout.tree.k_per_agent` by agent name. Raises as `_per_agent`."""
+    return _per_agent(agent, "rollout.tree.k_per_agent", rollout.tree.k_per_agent)
+
+
+def _per_agent(agent: AgentConfig, key: str, numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of a key by agent name. Raises PlacementError for an agent that is not in
+    the team.
     """
-    per_agent = rollout.tree.k_per_agent
-    names = by_agent("rollout.tree.k_per_agent", per_agent, agent.agent_ids)
-    return {agent_id: per_agent[name] for agent_id, name in names.items()}
+    names = by_agent(key, numbers, agent.agent_ids)
+    return {agent_id: numbers[name] for agent_id, name in names.items()}

@@ -45,7 +45,7 @@ async def play(make_team: Play, text: str, script: Any, **more: Any) -> CollectR
 
 def calls(result: CollectResult) -> list[tuple[str, int, str]]:
     (episode,) = result.episodes
-    return [(s.agent_id, s.depth, s.text) for s in episode.samples]
+    return [(s.agent_id, s.identity.depth, s.text) for s in episode.samples]
 
 
 async def test_an_agent_is_called_for_each_line_and_its_actions_are_the_result(make_team: Play) -> None:
@@ -63,7 +63,7 @@ async def test_an_agent_is_called_for_each_line_and_its_actions_are_the_result(m
         ("Worker", 2, "a!"), ("Worker", 2, "b!"), ("Planner", 0, "done"), ("Planner", 0, "done"),
     ]  # fmt: skip
     assert result.episodes[0].answer == "a!\nb!\nc!\nd!"
-    texts = [s.messages[0]["content"] for s in result.episodes[0].samples]
+    texts = [s.request.messages[0]["content"] for s in result.episodes[0].samples]
     plan = "Planner: ab \n\nc\nd\nleft out"
     assert [text.split("What?")[1].strip() for text in texts] == [
         "", *[plan] * 5, f"{plan}\n\nWorker: a!\nb!\nc!\nd!", "Worker: a!\nb!\nc!\nd!"
@@ -157,7 +157,15 @@ async def test_numbers_and_seeds_do_not_depend_on_which_reply_comes_first(
         assert not any(e.failure for e in episodes)
         return [
             [
-                (s.agent_id, s.call, s.candidate, s.depth, s.seed, s.prompt_ids, s.prior_replies)
+                (
+                    s.agent_id,
+                    s.identity.call,
+                    s.identity.candidate,
+                    s.identity.depth,
+                    s.request.seed,
+                    s.request.prompt_ids,
+                    s.identity.prior_replies,
+                )
                 for s in e.samples
             ]
             for e in episodes
@@ -184,7 +192,7 @@ async def test_an_agent_of_a_file_delegates(make_team: Play) -> None:
         return '<tool_call>{"name": "delegate", "arguments": {"task": "gold"}}</tool_call>'
 
     result = await play(make_team, team("- {call: Boss, id: s}", agents=agents), script)
-    assert [(s.agent_id, s.depth, s.team_reward) for s in result.episodes[0].samples] == [
+    assert [(s.agent_id, s.identity.depth, s.rewards.team_reward) for s in result.episodes[0].samples] == [
         ("Boss", 0, 1.0), ("Finder", 1, 1.0), ("Boss", 0, 1.0)
     ]  # fmt: skip
     assert result.episodes[0].answer == "7"
