@@ -225,7 +225,9 @@ class Components:
     def error(self, part: Component, message: str) -> AgentSystemError:
         """Return the error of a component: its name, its type and the message, in one line."""
         name = part.get("name")
-        label = f"{short(name)} ({part.get('component_type')})" if isinstance(name, str) else "it"
+        kind = part.get("component_type")
+        kind_text = kind if isinstance(kind, str) and kind.isidentifier() and len(kind) < 64 else short(kind)
+        label = f"{short(name)} ({kind_text})" if isinstance(name, str) else "it"
         return self.source.error(self._paths.get(id(part), ()), f"{label}: {message}")
 
     def component(self, value: Any, types: Sequence[str], what: str) -> Component:

@@ -625,7 +625,7 @@ class _Returned:
         titles = [title for end in ends for title in self._outputs(end)]
         names = list(dict.fromkeys(titles))
         if len(names) != 1:
-            count = f"found {len(names)}" + (f" ({', '.join(names[:4])})" if names else "")
+            count = f"found {len(names)}" + (f" ({', '.join(map(short, names[:4]))})" if names else "")
             raise self._all.error(
                 self._flow.part, f"its EndNodes must have one output, the action of the team; {count}"
             )
@@ -676,14 +676,16 @@ class _Returned:
                 if one >> places[later] & 1 and other >> places[step] & 1:
                     raise self._all.error(
                         flow.part,
-                        f"it returns the newest of {step} and {later}, which repeat; return one of them",
+                        f"it returns the newest of {short(step)} and {short(later)}, which repeat; "
+                        "return one of them",
                     )
         for end, steps in handed_out.items():
             first = min((order.index(step) for step in steps), default=len(order))
             for step in order[:first]:
                 if self._passes(places[step], end):
                     raise self._all.error(
-                        flow.nodes[end], f"the step {step} runs before it, but it returns an earlier one"
+                        flow.nodes[end],
+                        f"the step {short(step)} runs before it, but it returns an earlier one",
                     )
 
     def _passes(self, node: int, end: int) -> bool:

@@ -613,6 +613,11 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         changed(check={"component_type": "InputMessageNode"}),
         "'check' (InputMessageNode): no step of a team is like it; a team has no user to ask",
     ),
+    "type is a long text": (changed(check={"component_type": "a\nb" * 99}), "'check' ('a\\nba\\nb"),
+    "title of two lines": (
+        changed(end={"outputs": inputs("a\nb", "c")}),
+        "have one output, the action of the team; found 2 ('a\\nb', 'c')",
+    ),
     "type is a number": (
         changed(check={"component_type": 3}),
         "a node must be a component with component_type",
