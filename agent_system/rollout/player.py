@@ -213,7 +213,7 @@ def _grouped(failures: Sequence[Failure], failed: int, total: int, of: str, allo
     most = sorted(uids.items(), key=lambda item: -len(item[1]))[:10]
     lines = [f"  {len(episode_uids)} x {cause}, in {listed(episode_uids)}" for cause, episode_uids in most]
     return (
-        f"{failed} of {total} {of} have failed so far, more than rollout.max_failure_rate={allowed:g} "
+        f"{failed} of {total} {of} failed so far, more than rollout.max_failure_rate={allowed:g} "
         "allows:\n" + "\n".join(lines)
     )
 
