@@ -107,12 +107,18 @@ class Archive:
         """Return the mean utility of a file on the stream."""
         return self.mean_utility(candidate.episodes)
 
-    def best(self, candidates: Sequence[Candidate], of: Callable[[Candidate], list[PlayedEpisode]]) -> Candidate:
+    def best(
+        self, candidates: Sequence[Candidate], of: Callable[[Candidate], list[PlayedEpisode]]
+    ) -> Candidate:
         """Return the file with the fewest tokens of those that are less than the margin below the
         best.
         """
         most = max(self.mean_utility(of(c)) for c in candidates)
-        near = [c for c in candidates if self.mean_utility(of(c)) > most - self.margin or self.mean_utility(of(c)) == most]
+        near = [
+            c
+            for c in candidates
+            if self.mean_utility(of(c)) > most - self.margin or self.mean_utility(of(c)) == most
+        ]
         return min(near, key=lambda c: (mean_tokens(of(c)), c.number))
 
     def incumbent(self) -> Candidate:

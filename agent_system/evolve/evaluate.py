@@ -124,9 +124,7 @@ class TeamPlayer:
             [self._stories(team_records, prompts) for team_records in played],
         )
 
-    async def _records(
-        self, team: Team, groups: Sequence[tuple[int, Sequence[Task]]]
-    ) -> list[EpisodeRecord]:
+    async def _records(self, team: Team, groups: Sequence[tuple[int, Sequence[Task]]]) -> list[EpisodeRecord]:
         """Play a team; a group of tasks has a number, which is a part of the seeds."""
         key = team.key()
         collector = self._collectors.get(key) or self._collectors.setdefault(key, self.collector(team))
@@ -151,10 +149,10 @@ class TeamPlayer:
             return PlayedEpisode(0.0, tokens, critical_tokens(record), record.failure.partition(":")[0])
         if self.score not in record.scores:
             names = ", ".join(record.scores)
-            raise AgentSystemError(f"evolve.score={self.score}: episodes have no such number; numbers: {names}")
-        return PlayedEpisode(
-            min(max(record.scores[self.score], 0.0), 1.0), tokens, critical_tokens(record)
-        )
+            raise AgentSystemError(
+                f"evolve.score={self.score}: episodes have no such number; numbers: {names}"
+            )
+        return PlayedEpisode(min(max(record.scores[self.score], 0.0), 1.0), tokens, critical_tokens(record))
 
     def _stories(self, records: Sequence[EpisodeRecord], prompts: Sequence[str]) -> list[dict[str, Any]]:
         low = [

@@ -148,7 +148,9 @@ class EditDraw:
 
     def _votes(self) -> TeamEdit | None:
         place = self._place("vote")
-        return place and VotesEdit(at=place[0], n=max(1, place[1].get("n", 2) + self.rng.choice((-2, -1, 2, 4))))
+        return place and VotesEdit(
+            at=place[0], n=max(1, place[1].get("n", 2) + self.rng.choice((-2, -1, 2, 4)))
+        )
 
     def _check(self) -> TeamEdit | None:
         place = self._place("call", "vote")
@@ -331,7 +333,11 @@ def proposal_prompt(facts: ParentFacts, parts: Parts) -> str:
     """Return the question to a model. It has no ground truth: no part of it comes from one."""
     told = [
         "\n".join(
-            [f"Task: {s['task']}", *(f"  {agent}: {text}" for agent, text, _ in s["calls"]), f"  answer: {s['answer']}"]
+            [
+                f"Task: {s['task']}",
+                *(f"  {agent}: {text}" for agent, text, _ in s["calls"]),
+                f"  answer: {s['answer']}",
+            ]
         )
         for s in facts.stories
     ]
@@ -367,9 +373,7 @@ def structure() -> str:
     return json.dumps({"type": "structural_tag", "format": form})
 
 
-async def ask_for_edits(
-    facts: ParentFacts, parts: Parts, ask: Ask, tasks: TaskTexts
-) -> dict[str, Any]:
+async def ask_for_edits(facts: ParentFacts, parts: Parts, ask: Ask, tasks: TaskTexts) -> dict[str, Any]:
     """Ask a model for edits, once more with the error if the team refuses them.
 
     Returns `replies`, the texts of the model.
@@ -384,9 +388,7 @@ async def ask_for_edits(
     return {"replies": [reply]}
 
 
-def edited_team(
-    reply: str, team: Team, parts: Parts, tasks: TaskTexts
-) -> tuple[list[TeamEdit], Team]:
+def edited_team(reply: str, team: Team, parts: Parts, tasks: TaskTexts) -> tuple[list[TeamEdit], Team]:
     """Return the edits of a reply, and the team after them. Raise EditRefused."""
     edits: list[TeamEdit] = list(read_edits(reply))
     changed = apply_all(edits, team, parts)

@@ -84,6 +84,7 @@ class SearchInputs:
         ask: asks the proposer; None: edits are drawn.
         tasks: texts of tasks that a proposer may not repeat.
         say: shows a line to the user.
+        shown: called after every batch.
         limit: of the wealth with which a file is ruled out.
     """
 
@@ -97,6 +98,7 @@ class SearchInputs:
     ask: AskModel | None = None
     tasks: TaskTexts = field(default_factory=TaskTexts)
     say: Callable[[str], None] = lambda text: None
+    shown: Callable[[TeamSearch], None] = lambda search: None
     limit: float = RULED_OUT
 
 
@@ -129,10 +131,8 @@ class TeamSearch:
         Raises AgentSystemError for a search that can find nothing, and the errors of the player.
         """
         await self._begin()
-        for self.generation in range(1, self.settings.generations + 1):
-            if self.left() <= 0:
-                self.generation -= 1
-                break
+        while self.generation < self.settings.generations and self.left() > 0:
+            self.generation += 1
             await self._play(await self._children())
             self._say_generation()
         finalists = self.archive.finalists(FINALISTS)
@@ -333,7 +333,9 @@ class TeamSearch:
             {"play": candidate.episodes, "confirm": candidate.confirmed, "held_out": candidate.held_out}[
                 purpose
             ].extend(played)
-            self._stories.setdefault(candidate.key, []).extend(result.get("stories", {}).get(candidate.key, ()))
+            self._stories.setdefault(candidate.key, []).extend(
+                result.get("stories", {}).get(candidate.key, ())
+            )
             if purpose != "held_out":
                 self.counts.episodes += len(played)
                 self.counts.logical += sum(e.tokens for e in played)
@@ -341,6 +343,7 @@ class TeamSearch:
         if purpose != "held_out":
             self.counts.calls += result["calls"]
             self.counts.engine_calls += result["engine_calls"]
+        self.inputs.shown(self)
 
     def _say_generation(self) -> None:
         children = [c for c in self.archive.candidates if c.generation == self.generation]

@@ -69,7 +69,7 @@ def hand_written(tries: int, votes: int) -> Team:
     """Return a team whose Solver, or vote of Solvers, is checked, with `tries` tries (1: not checked), and the
     Filer.
     """
-    step = "{vote: Solver, n: %d, id: code}" % votes if votes > 1 else "{call: Solver, id: code}"
+    step = f"{{vote: Solver, n: {votes}, id: code}}" if votes > 1 else "{call: Solver, id: code}"
     if tries > 1:
         agents = ROLES.partition("do:\n")[0]
         body = (
@@ -173,4 +173,13 @@ class ScriptedPlayer:
         return self.skills.shelf(letter, self.rule, rng)
 
 
-__all__ = ["ALONE", "ROLES", "SHELF", "ScriptedPlayer", "hand_written", "parts_of", "roles_team", "start_team"]
+__all__ = [
+    "ALONE",
+    "ROLES",
+    "SHELF",
+    "ScriptedPlayer",
+    "hand_written",
+    "parts_of",
+    "roles_team",
+    "start_team",
+]
