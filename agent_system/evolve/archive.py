@@ -18,7 +18,7 @@ UNIFORM = 0.3
 SHARPNESS = 20.0
 # Tasks for which the mean of all files stands in a file's shrunk score.
 SHRINKAGE = 16
-TOURNAMENT = 2
+TOURNAMENT = 3
 
 
 @dataclass

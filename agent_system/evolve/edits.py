@@ -309,6 +309,8 @@ class DropEdit(TeamEdit):
     def change(self, value: Value, parts: Parts) -> None:
         step = self.step(value)
         steps, number = self.around(value)
+        if len(steps) == 1:
+            raise EditRefused("it is the only step there; drop the step around it")
         del steps[number]
         forget(value, ids_in([step]))
 
@@ -518,7 +520,9 @@ class SwapEdit(TeamEdit):
 
 
 class SplitEdit(TeamEdit):
-    """Give a call an agent of its own, which starts as a copy of the old one with another prompt."""
+    """Give one of an agent's calls an agent of its own, which starts as a copy of the old one with
+    another prompt.
+    """
 
     op: Literal["split"] = "split"
     name: str

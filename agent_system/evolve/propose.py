@@ -54,8 +54,8 @@ SAME_WORDS = 5
 FEW_WORDS = (2, 3)
 # How often an edit is drawn.
 WEIGHTS: Mapping[str, float] = {
-    "call": 2, "insert": 4, "drop": 2, "who": 1, "loop": 0.5, "limit": 3, "vote": 2, "votes": 1, "check": 4,
-    "branch": 2, "see": 1, "swap": 1, "split": 0.5, "merge": 0.5, "tool": 0.25, "memory": 0.25, "prompt": 1,
+    "call": 2, "insert": 5, "drop": 2, "who": 0.5, "loop": 0.25, "limit": 3, "vote": 2, "votes": 1, "check": 4,
+    "branch": 2, "see": 0.5, "swap": 1, "split": 0.25, "merge": 0.25, "tool": 0.1, "memory": 0.1, "prompt": 1,
 }  # fmt: skip
 
 
@@ -113,18 +113,26 @@ class EditDraw:
         ids = ids_in(self.value["do"])
         sees = self.rng.choice([None, [self.rng.choice(ids)] if ids else []])
         at = self._gap()
-        if self.rng.random() < 0.5:  # behind all others, as what comes last often is the answer
-            at = path_text(("do", len(self.value["do"])))
+        last = path_text(("do", len(self.value["do"])))
+        if self.rng.random() < 0.5:
+            at = last
             sees = [self.value["return"]["of"][0]]
-        return CallEdit(at=at, who=self._agent(), sees=sees, returns=self.rng.random() < 0.5)
+        # nobody reads a last reply that is not the answer
+        return CallEdit(at=at, who=self._agent(), sees=sees, returns=at == last or self.rng.random() < 0.25)
 
     def _insert(self) -> TeamEdit | None:
-        steps = [s for s in (*self.parts.steps, *self.others) if kind_of(s) not in ("call", "vote")]
-        if not steps:
+        sources = [[s for s in steps if kind_of(s) not in ("call", "vote")] for steps in self._sources()]
+        sources = [steps for steps in sources if steps]
+        if not sources:
             return None
-        at_end = self.rng.random() < 0.7
-        at = path_text(("do", len(self.value["do"]))) if at_end else self._gap()
-        return InsertEdit(at=at, step=self.rng.choice(steps), returns=self.rng.random() < 0.75)
+        last = path_text(("do", len(self.value["do"])))
+        at = last if self.rng.random() < 0.7 else self._gap()
+        returns = at == last or self.rng.random() < 0.5
+        return InsertEdit(at=at, step=self.rng.choice(self.rng.choice(sources)), returns=returns)
+
+    def _sources(self) -> list[Sequence[Value]]:
+        """Return steps of the user's files, and those of other files of the search."""
+        return [steps for steps in (self.parts.steps, self.others) if steps]
 
     def _drop(self) -> TeamEdit | None:
         place = self._place("call", "vote", "loop", "if", "parallel", "stop")
@@ -189,8 +197,10 @@ class EditDraw:
 
     def _swap(self) -> TeamEdit | None:
         place = self._place()
-        steps = [*self.parts.steps, *self.others]
-        return SwapEdit(at=place[0], step=self.rng.choice(steps)) if place and steps else None
+        sources = self._sources()
+        if place is None or not sources:
+            return None
+        return SwapEdit(at=place[0], step=self.rng.choice(self.rng.choice(sources)))
 
     def _split(self) -> TeamEdit | None:
         place = self._place("call", "vote")

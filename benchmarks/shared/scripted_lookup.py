@@ -13,8 +13,8 @@ from functools import cached_property
 
 from agent_system.agent import Entry
 from agent_system.environment import Observation
-from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import Batch, PlayedEpisode
+from agent_system.evolve.replay import ReplayMemory
 from agent_system.memory import SimpleMemory
 from agent_system.projection import Projection
 from agent_system.rollout.seeds import stable_seed
@@ -22,9 +22,10 @@ from agent_system.turn import CallContext, Turn
 from agent_system.workflows.graph.play import compile_team
 from agent_system.workflows.graph.team import Team
 from agent_system.workflows.lookup.team import CHECKER, FILER, RIGHT, SOLVER, WRONG
-from agent_system.workflows.lookup.world.generate import SHELF, LookupTask, generate_split
+from agent_system.workflows.lookup.world.generate import LookupTask, generate_split
 from agent_system.workflows.lookup.world.products import LETTERS, shelf_rule
 from agent_system.workflows.lookup.world.skills import LookupSkills
+from verl.protocol.generate import Generation
 
 REPLY_TOKENS = 3
 AGENTS = """\
@@ -51,7 +52,7 @@ do:
     do: [{{call: Filer, id: shelf, sees: [code]}}]
 return: [shelf, code]
 """
-# A loop of a step until the Checker approves it, and the Filer.
+# What follows the code.
 FILED = "  - if: {observation: asks, is: shelf}\n    do: [{call: Filer, id: shelf, sees: [code]}]\nreturn: [shelf, code]\n"
 
 
@@ -84,11 +85,6 @@ def hand_written(tries: int, votes: int) -> Team:
     return Team.parse(f"{agents}{body}{FILED}", name="hand")
 
 
-def parts_of(teams: Sequence[Team], max_calls: int = 32) -> Parts:
-    """Return the parts of the teams of a search."""
-    return Parts.of(teams, max_calls)
-
-
 @dataclass
 class ScriptedPlayer:
     """A `Player` of scripted roles.
@@ -98,12 +94,14 @@ class ScriptedPlayer:
         delay: awaited before a reply, to test orders of completion.
         cause: returns why an episode of a team on a task fails, or an empty text.
         skills: how often roles are right.
+        memory: kept replies, for a search that is killed; None: they are only counted.
     """
 
     seed: int
     delay: Callable[[], Awaitable[None]] | None = None
     cause: Callable[[Team, int], str] = lambda team, place: ""
     skills: LookupSkills = field(default_factory=LookupSkills)
+    memory: ReplayMemory | None = None
     _requests: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _plays: dict[str, Callable[[Turn], Awaitable[object]]] = field(default_factory=dict, init=False)
 
@@ -127,7 +125,7 @@ class ScriptedPlayer:
             played = await asyncio.gather(*(self._episode(t, p, held_out) for t in teams for p in places))
             episodes = [played[i * count : (i + 1) * count] for i in range(len(teams))]
         calls = sum(e.tokens for row in episodes for e in row) // REPLY_TOKENS
-        engine_calls = len(self._requests) - before
+        engine_calls = len(self._requests) - before if self.memory is None else self.memory.replies
         return Batch(episodes, REPLY_TOKENS * engine_calls, calls, engine_calls)
 
     async def _episode(self, team: Team, place: int, held_out: bool) -> PlayedEpisode:
@@ -146,6 +144,8 @@ class ScriptedPlayer:
             role = team.agents[agent_id].as_ or agent_id
             request = (held_out, place, agent_id, number, "" if role == SOLVER else letter)
             self._requests.add(request)
+            if self.memory is not None:
+                await self.memory.reply(str(stable_seed(*request)), _generation())
             before = len(chain)
             if self.delay is not None:
                 await self.delay()
@@ -173,13 +173,5 @@ class ScriptedPlayer:
         return self.skills.shelf(letter, self.rule, rng)
 
 
-__all__ = [
-    "ALONE",
-    "ROLES",
-    "SHELF",
-    "ScriptedPlayer",
-    "hand_written",
-    "parts_of",
-    "roles_team",
-    "start_team",
-]
+async def _generation() -> list[Generation]:
+    return [Generation((0,) * REPLY_TOKENS, (0.0,) * REPLY_TOKENS, "stop")]
