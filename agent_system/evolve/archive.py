@@ -18,7 +18,7 @@ UNIFORM = 0.3
 SHARPNESS = 20.0
 # Tasks for which the mean of all files stands in a file's shrunk score.
 SHRINKAGE = 16
-TOURNAMENT = 3
+TOURNAMENT = 5
 
 
 @dataclass
@@ -126,11 +126,11 @@ class Archive:
         return self.best(self.whole, lambda c: c.episodes)
 
     def finalists(self, most: int) -> list[Candidate]:
-        """Return the `most` best files, and those of the front with them, at most as many again."""
+        """Return the `most` best files, and the best others of the front, half as many at most."""
         ranked = sorted(self.whole, key=lambda c: (-self.search_utility(c), c.number))
         front = pareto_front(self.whole, lambda c: c.episodes)
         ranked_front = sorted(front, key=lambda c: (-self.search_utility(c), c.number))
-        chosen = ranked[:most] + [c for c in ranked_front if c not in ranked[:most]][:most]
+        chosen = ranked[:most] + [c for c in ranked_front if c not in ranked[:most]][: most // 2]
         return sorted(chosen, key=lambda c: c.number)
 
 

@@ -54,8 +54,8 @@ SAME_WORDS = 5
 FEW_WORDS = (2, 3)
 # How often an edit is drawn.
 WEIGHTS: Mapping[str, float] = {
-    "call": 2, "insert": 5, "drop": 2, "who": 0.5, "loop": 0.25, "limit": 3, "vote": 2, "votes": 1, "check": 4,
-    "branch": 2, "see": 0.5, "swap": 1, "split": 0.25, "merge": 0.25, "tool": 0.1, "memory": 0.1, "prompt": 1,
+    "call": 1.5, "insert": 5, "drop": 3, "who": 0.5, "loop": 0.25, "limit": 4, "vote": 1.5, "votes": 2, "check": 6,
+    "branch": 1, "see": 0.5, "swap": 2, "split": 0.25, "merge": 0.25, "tool": 0.1, "memory": 0.1, "prompt": 1,
 }  # fmt: skip
 
 
@@ -128,7 +128,8 @@ class EditDraw:
         last = path_text(("do", len(self.value["do"])))
         at = last if self.rng.random() < 0.7 else self._gap()
         returns = at == last or self.rng.random() < 0.5
-        return InsertEdit(at=at, step=self.rng.choice(self.rng.choice(sources)), returns=returns)
+        steps = sources[0] if self.rng.random() < 0.75 else sources[-1]
+        return InsertEdit(at=at, step=self.rng.choice(steps), returns=returns)
 
     def _sources(self) -> list[Sequence[Value]]:
         """Return steps of the user's files, and those of other files of the search."""
@@ -166,7 +167,8 @@ class EditDraw:
         if place is None or not judges:
             return None
         who = self.rng.choice(list(judges))
-        passes = self.rng.choice(judges[who])
+        # the first of few words is mostly the one that approves
+        passes = self.rng.choice([judges[who][0], judges[who][0], *judges[who]])
         return CheckEdit(at=place[0], who=who, n=self.rng.choice(SIZES), passes=passes)
 
     def _judges(self) -> dict[str, list[str | None]]:

@@ -46,6 +46,7 @@ ELSEWHERE = {
     "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
     "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",
     "bash examples/run_smollm2.sh": "tests/e2e/test_smollm2.py",
+    "bash examples/run_evolve.sh": "tests/e2e/test_evolve.py",
 }
 SCRIPT = "bash examples/run_"
 TEAMS = {

@@ -39,7 +39,11 @@ def edited(team: Team, parts: Parts, **fields: Any) -> dict[str, Any]:
             [{"call": "Solver", "id": "code"}, {"call": "Filer", "id": "s1", "sees": ["code"]}],
             ["s1", "code"],
         ),
-        ({"op": "loop", "at": "do[0]", "n": 2}, [{"loop": 2, "do": [{"call": "Solver", "id": "code"}]}], ["code"]),
+        (
+            {"op": "loop", "at": "do[0]", "n": 2},
+            [{"loop": 2, "do": [{"call": "Solver", "id": "code"}]}],
+            ["code"],
+        ),
         ({"op": "vote", "at": "do[0]", "n": 3}, [{"vote": "Solver", "n": 3, "id": "code"}], ["code"]),
         (
             {"op": "check", "at": "do[0]", "who": "Checker", "n": 3, "passes": "right"},
@@ -61,7 +65,10 @@ def edited(team: Team, parts: Parts, **fields: Any) -> dict[str, Any]:
             {
                 "op": "insert",
                 "at": "do[1]",
-                "step": {"if": {"observation": "asks", "is": "shelf"}, "do": [{"call": "Filer", "sees": ["gone"]}]},
+                "step": {
+                    "if": {"observation": "asks", "is": "shelf"},
+                    "do": [{"call": "Filer", "sees": ["gone"]}],
+                },
                 "returns": True,
             },
             [
@@ -115,13 +122,15 @@ def test_edits_of_a_checked_team(parts: Parts) -> None:
 
 def test_edits_of_agents(parts: Parts) -> None:
     team = Team.parse(PAIR)
-    assert edited(team, parts, op="prompt", at="Solver", text="{env_prompt}")["agents"]["Solver"]["prompt"] == (
-        "{env_prompt}"
-    )
+    assert edited(team, parts, op="prompt", at="Solver", text="{env_prompt}")["agents"]["Solver"][
+        "prompt"
+    ] == ("{env_prompt}")
     with_tool = edited(team, parts, op="tool", at="Solver", tool="calculator")
     assert with_tool["agents"]["Solver"]["tools"] == ["calculator"]
     assert edited(team, parts, op="memory", at="team", memory="none")["memory"] == "none"
-    assert edited(team, parts, op="memory", at="Judge", memory="simple")["agents"]["Judge"]["memory"] == "simple"
+    assert (
+        edited(team, parts, op="memory", at="Judge", memory="simple")["agents"]["Judge"]["memory"] == "simple"
+    )
 
 
 def refused(team: Team, parts: Parts, **fields: Any) -> str:

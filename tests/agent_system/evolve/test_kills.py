@@ -33,7 +33,9 @@ def ended(folder: Path) -> int:
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_kills_change_nothing_but_the_price_of_a_batch(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_kills_change_nothing_but_the_price_of_a_batch(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     kills = 20 if request.config.getoption("--all-levels") else 2
     whole = ended(tmp_path / "whole")
     folder = tmp_path / "killed"

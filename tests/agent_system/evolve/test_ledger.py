@@ -12,7 +12,7 @@ from agent_system.evolve.ledger import Ledger, LedgerError
 from agent_system.evolve.replay import ReplayMemory
 
 
-def opened(folder: Path, header: Mapping[str, Any] = {"seed": 1, "keys": {"a": 1}}) -> Ledger:  # noqa: B006
+def opened(folder: Path, header: Mapping[str, Any] = {"seed": 1, "keys": {"a": 1}}) -> Ledger:
     return Ledger(folder, header, ReplayMemory())
 
 

@@ -28,8 +28,8 @@ from verl.protocol.generate import GenerateRequest, SamplingParams
 # The right letter of every task; no reply and no prompt has it.
 MARKER = "F"
 TASKS = [
-    Task(f"t{i}", f"the very rare item number {i} code", MARKER if i % 3 else "A", "lookup",
-         extra={"code": MARKER if i % 3 else "A", "asks": "code"})
+    Task(f"t{i}", f"the very rare item number {i} code", "lookup", MARKER if i % 3 else "A",
+         {"code": MARKER if i % 3 else "A", "asks": "code"})
     for i in range(96)
 ]  # fmt: skip
 
@@ -67,7 +67,14 @@ class World:
         sampling = SamplingParams(8)
         bindings = {
             name: AgentBinding(
-                name, name, name, ReplayClient(self.engine, "wg", self.memory), self.tokenizer, sampling, sampling, 999
+                name,
+                name,
+                name,
+                ReplayClient(self.engine, "wg", self.memory),
+                self.tokenizer,
+                sampling,
+                sampling,
+                999,
             )
             for name in team.agents
         }
@@ -100,7 +107,9 @@ def vote(n: int) -> str:
     return json.dumps([{"op": "vote", "at": "do[0]", "n": n}])
 
 
-async def test_the_ground_truth_reaches_no_prompt_of_an_agent_or_a_proposer(tmp_path: Path, tokenizer: Any) -> None:
+async def test_the_ground_truth_reaches_no_prompt_of_an_agent_or_a_proposer(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     world = World(tmp_path, tokenizer)
     # a call that reads all before it, so that anything that agents see is in a prompt
     edits = [
@@ -122,14 +131,24 @@ async def test_the_ground_truth_reaches_no_prompt_of_an_agent_or_a_proposer(tmp_
 
 async def test_a_refused_reply_is_asked_for_once_more_with_the_reason(tmp_path: Path, tokenizer: Any) -> None:
     world = World(tmp_path, tokenizer)
-    replies = ['[{"op": "vote", "at": "do[9]", "n": 3}]', vote(3), vote(2), vote(5), vote(4), vote(6), vote(7)]
+    replies = [
+        '[{"op": "vote", "at": "do[9]", "n": 3}]',
+        vote(3),
+        vote(2),
+        vote(5),
+        vote(4),
+        vote(6),
+        vote(7),
+    ]
     search = world.search(world.proposer(lambda number: replies[min(number, 6)]))
     await search.run()
     assert world.questions[1].startswith(world.questions[0])
     assert "It is refused: there is no step at 'do[9]'" in world.questions[1]
     assert search.counts.proposals == 7 * len(world.questions)
     assert f"{search.counts.proposals:,} for proposals" in _report(search)
-    line = next(json.loads(x) for x in (tmp_path / "ledger.jsonl").read_text().splitlines() if "proposal" in x)
+    line = next(
+        json.loads(x) for x in (tmp_path / "ledger.jsonl").read_text().splitlines() if "proposal" in x
+    )
     assert line["replies"] == replies[:2] and line["tokens"] == 14
 
 
@@ -140,7 +159,9 @@ def _report(search: TeamSearch) -> str:
 
 
 @pytest.mark.parametrize("reply", ["I do not know", vote(3) * 2, "[" * 1000])
-async def test_three_invalid_replies_in_a_row_end_a_generation(tmp_path: Path, tokenizer: Any, reply: str) -> None:
+async def test_three_invalid_replies_in_a_row_end_a_generation(
+    tmp_path: Path, tokenizer: Any, reply: str
+) -> None:
     world = World(tmp_path, tokenizer)
     search = world.search(world.proposer(lambda number: reply))
     chosen = await search.run()
@@ -188,7 +209,9 @@ async def test_episodes_are_paired_by_seeds_and_equal_calls_replayed(tmp_path: P
     alone = Team.parse(ALONE)
     vote_of_3 = edited_team(vote(3), alone, Parts.of([alone]), TaskTexts())[1]
     batch = await world.player.play([alone, vote_of_3], 0, 16)
-    assert (batch.calls, batch.engine_calls) == (16 * 4, 16 * 3), "the first vote is the call of the Solver alone"
+    assert (batch.calls, batch.engine_calls) == (16 * 4, 16 * 3), (
+        "the first vote is the call of the Solver alone"
+    )
     assert batch.engine_tokens == world.memory.tokens
     tokens = batch.episodes[0][0].tokens
     assert [e.critical_tokens for e in batch.episodes[1]] == [tokens] * 16, "votes do not read each other"
@@ -212,5 +235,7 @@ async def test_a_chain_of_replies_is_as_long_as_its_replies(tmp_path: Path, toke
 async def test_a_score_that_episodes_have_not_is_named(tmp_path: Path, tokenizer: Any) -> None:
     world = World(tmp_path, tokenizer)
     world.player.score = "acc"
-    with pytest.raises(Exception, match="evolve.score=acc: episodes have no such number; numbers: team_reward, "):
+    with pytest.raises(
+        Exception, match="evolve.score=acc: episodes have no such number; numbers: team_reward, "
+    ):
         await world.player.play([Team.parse(ALONE)], 0, 4)

@@ -8,7 +8,9 @@ import random
 from agent_system.evolve.race import is_ruled_out
 
 
-def share_out(chance_better: float, chance_worse: float, tasks: int, margin: float, trials: int = 2000) -> float:
+def share_out(
+    chance_better: float, chance_worse: float, tasks: int, margin: float, trials: int = 2000
+) -> float:
     """Share of files that fall at any time, whose differences are 1, -1 or 0."""
     rng = random.Random(0)
     out = 0

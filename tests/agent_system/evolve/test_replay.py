@@ -66,7 +66,9 @@ async def test_kept_replies_come_back_to_the_bit_up_to_the_size_that_was_committ
     assert engine.count == 4
 
 
-async def test_the_oldest_replies_are_forgotten_in_an_order_that_arrival_does_not_change(tmp_path: Path) -> None:
+async def test_the_oldest_replies_are_forgotten_in_an_order_that_arrival_does_not_change(
+    tmp_path: Path,
+) -> None:
     files = []
     for name, seeds in (("a", (1, 2, 3, 4)), ("b", (4, 2, 1, 3))):
         memory = ReplayMemory(tmp_path / name, most=2)

@@ -61,7 +61,9 @@ async def test_a_team_is_played_once_whatever_its_names(make_search: MakeSearch,
     search = make_search("renamed")
     object.__setattr__(search.inputs, "start", [start, renamed])
     await search.run()
-    assert [c.key for c in search.archive.candidates if c.parent is None] == [search.archive.candidates[0].key]
+    assert [c.key for c in search.archive.candidates if c.parent is None] == [
+        search.archive.candidates[0].key
+    ]
 
 
 async def test_random_delays_give_the_same_ledger(make_search: MakeSearch) -> None:
@@ -99,8 +101,12 @@ async def test_a_start_that_solves_all_or_nothing_stops_the_search(
     make_search: MakeSearch, score: float, why: str
 ) -> None:
     class Same:
-        async def play(self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False) -> Batch:
-            return Batch([[PlayedEpisode(score, 3, 3, "" if score else "EngineError")] * count for _ in teams])
+        async def play(
+            self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
+        ) -> Batch:
+            return Batch(
+                [[PlayedEpisode(score, 3, 3, "" if score else "EngineError")] * count for _ in teams]
+            )
 
     with pytest.raises(AgentSystemError, match="no edit can be told from another") as caught:
         await make_search(player=Same()).run()
@@ -109,7 +115,9 @@ async def test_a_start_that_solves_all_or_nothing_stops_the_search(
 
 async def test_an_engine_that_is_gone_stops_the_search_and_loses_no_batch(make_search: MakeSearch) -> None:
     class Dying(ScriptedPlayer):
-        async def play(self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False) -> Batch:
+        async def play(
+            self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
+        ) -> Batch:
             batches.append(first)
             if len(batches) == dies_at:
                 raise EngineGoneError("gone")
@@ -147,13 +155,17 @@ async def test_a_budget_is_kept_and_its_last_batch_is_counted(make_search: MakeS
 
 
 async def test_a_budget_for_less_than_three_generations_is_an_error(make_search: MakeSearch) -> None:
-    with pytest.raises(AgentSystemError, match="buys 0 generations.*a search needs 3: [0-9]+ or more") as caught:
+    with pytest.raises(
+        AgentSystemError, match="buys 0 generations.*a search needs 3: [0-9]+ or more"
+    ) as caught:
         await make_search(budget_tokens=300).run()
     enough = int(str(caught.value).split("needs 3: ")[1].split()[0])
     await make_search("enough", budget_tokens=enough).run()
 
 
-def candidate(number: int, team: Team, score: float, tokens: int, critical: int, tasks: int = 64) -> Candidate:
+def candidate(
+    number: int, team: Team, score: float, tokens: int, critical: int, tasks: int = 64
+) -> Candidate:
     wins = round(score * tasks)
     played = [PlayedEpisode(float(i < wins), tokens, critical) for i in range(tasks)]
     return Candidate(number, team, str(number), state="whole", episodes=played)
@@ -194,7 +206,9 @@ async def test_fresh_tasks_alone_choose(make_search: MakeSearch) -> None:
     finalists = [c for c in search.archive.candidates if c.confirmed]
     assert chosen in finalists and all(len(c.confirmed) == 32 for c in finalists)
     assert chosen is search.archive.best(finalists, lambda c: c.confirmed)
-    places = {(line["event"], line["first"]) for line in lines(search) if line["event"] in ("play", "confirm")}
+    places = {
+        (line["event"], line["first"]) for line in lines(search) if line["event"] in ("play", "confirm")
+    }
     assert places == {("play", 0), ("play", 16), ("confirm", 32), ("confirm", 48)}
 
 
