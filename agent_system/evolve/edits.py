@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.graph.schema import KINDS
+from agent_system.workflows.graph.schema import KINDS, Step
 from agent_system.workflows.graph.source import KeyPath, lookup, short, write_text
 from agent_system.workflows.graph.team import Team
 from verl.utils.names import did_you_mean
@@ -136,9 +136,7 @@ def normal(value: Value) -> Value:
     and `return` is a mapping: then the same edits give equal files.
     """
     value = copy.deepcopy(value)
-    for _, step in walk([{"do": value["do"]}]):
-        if "parallel" in step:
-            step["parallel"] = [b if isinstance(b, list) else [b] for b in step["parallel"]]
+    list_branches(value["do"])
     name_steps(value["do"], [])
     returned = value["return"]
     if not isinstance(returned, dict):
@@ -146,6 +144,13 @@ def normal(value: Value) -> Value:
     of = returned["of"]
     value["return"] = returned | {"of": [of] if isinstance(of, str) else list(of)}
     return value
+
+
+def list_branches(steps: Sequence[Value]) -> None:
+    """Make lists of branches that are single steps."""
+    for _, step in walk([{"do": list(steps)}]):
+        if "parallel" in step:
+            step["parallel"] = [b if isinstance(b, list) else [b] for b in step["parallel"]]
 
 
 def name_steps(steps: Sequence[Value], others: Sequence[str]) -> None:
@@ -453,8 +458,15 @@ def adopted(step: Value, value: Value, others: Sequence[str], before: str, parts
         others: names that its steps may not have.
         before: the step that its references mean where this file has none of the name.
         parts: have the agents.
+
+    Raises EditRefused for what is no step.
     """
+    try:
+        STEP.validate_python(step)
+    except ValidationError as error:
+        raise EditRefused(f"the step: {_first(error)}") from error
     step = copy.deepcopy(step)
+    list_branches([step])
     name_steps([step], others)
     names: dict[str, str] = {}
     for name in ids_in([step]):
@@ -602,6 +614,7 @@ AnyEdit = Annotated[
     | SeeEdit | SwapEdit | SplitEdit | MergeEdit | ToolEdit | MemoryEdit | PromptEdit,
     Field(discriminator="op"),
 ]  # fmt: skip
+STEP: TypeAdapter[Any] = TypeAdapter(Step)
 EDITS: TypeAdapter[list[AnyEdit]] = TypeAdapter(
     Annotated[list[AnyEdit], Field(min_length=1, max_length=MAX_EDITS)]
 )
@@ -616,9 +629,15 @@ def read_edits(text: str) -> list[AnyEdit]:
     try:
         return EDITS.validate_json(text[begin : end + 1])
     except (ValidationError, ValueError) as error:
-        first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]) if first else ""
-        raise EditRefused(f"edits{where}: {first['msg'] if first else error}") from error
+        text = _first(error) if isinstance(error, ValidationError) else str(error)
+        raise EditRefused(f"edits: {text}") from error
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first problem that pydantic has found, in one line with its place."""
+    problem = error.errors(include_url=False)[0]
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
+    return f"{where[:200]}: {problem['msg'][:400]}"
 
 
 def apply_all(edits: Sequence[TeamEdit], team: Team, parts: Parts) -> Team:

@@ -176,6 +176,17 @@ def test_a_reply_that_is_no_list_of_edits_is_refused_at_once(text: str) -> None:
     assert time.monotonic() - before < 1
 
 
+@pytest.mark.parametrize(
+    "step",
+    [{}, {"call": 7}, {"loop": 2, "do": 5}, {"loop": 2, "do": ["x"]}, {"vote": [1, {}]}, {"parallel": 3},
+     {"stop": {"of": {"a": 1}, "is": 1}}, {"if": {"of": []}, "do": [{"call": "Solver"}]}, {"call": "Solver", "sees": 4},
+     {"call": "Solver", "id": ["a"]}, {"call": "Solver", "id": "no name!"}, {"loop": 10**9, "do": [{"call": "Solver"}]}],
+)  # fmt: skip
+@pytest.mark.parametrize("op", ["swap", "insert"])
+def test_what_is_no_step_is_refused(start: Team, parts: Parts, op: str, step: dict[str, Any]) -> None:
+    assert refused(start, parts, op=op, at="do[0]", step=step)
+
+
 def test_edits_are_read_from_the_text_around_them_and_written_as_they_were(start: Team, parts: Parts) -> None:
     edits = read_edits('I would say:\n```json\n[{"op": "vote", "at": "do[0]", "n": 3}]\n```')
     again = EDITS.validate_python(dump(edits))

@@ -185,7 +185,11 @@ def test_a_text_with_five_words_in_a_row_of_a_task_is_refused() -> None:
     def reply(text: str) -> str:
         return json.dumps([{"op": "prompt", "at": "Solver", "text": text}])
 
-    for copied in ("If it is The very rare ITEM number... say A: {env_prompt}", "item number 7 code? {env_prompt} the very rare item number 7"):  # fmt: skip
+    copies = (
+        "If it is The very rare ITEM number... say A: {env_prompt}",
+        "{env_prompt} very rare item number 7",
+    )
+    for copied in copies:
         with pytest.raises(EditRefused, match="repeats 5 words in a row of a task"):
             edited_team(reply(copied), start, parts, tasks)
     edited_team(reply("Say a code of the very rare kind: {env_prompt}"), start, parts, tasks)
@@ -236,6 +240,6 @@ async def test_a_score_that_episodes_have_not_is_named(tmp_path: Path, tokenizer
     world = World(tmp_path, tokenizer)
     world.player.score = "acc"
     with pytest.raises(
-        Exception, match="evolve.score=acc: episodes have no such number; numbers: team_reward, "
+        Exception, match=r"evolve\.score=acc: episodes have no such number; numbers: team_reward, "
     ):
         await world.player.play([Team.parse(ALONE)], 0, 4)

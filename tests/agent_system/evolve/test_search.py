@@ -156,7 +156,7 @@ async def test_a_budget_is_kept_and_its_last_batch_is_counted(make_search: MakeS
 
 async def test_a_budget_for_less_than_three_generations_is_an_error(make_search: MakeSearch) -> None:
     with pytest.raises(
-        AgentSystemError, match="buys 0 generations.*a search needs 3: [0-9]+ or more"
+        AgentSystemError, match=r"buys 0 generations.*a search needs 3: [0-9]+ or more"
     ) as caught:
         await make_search(budget_tokens=300).run()
     enough = int(str(caught.value).split("needs 3: ")[1].split()[0])
