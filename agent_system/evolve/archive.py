@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from agent_system.evolve.evaluate import PlayedEpisode
@@ -90,9 +91,9 @@ class Archive:
         """The files that have played all tasks."""
         return [c for c in self.candidates if c.state == "whole"]
 
-    @property
+    @cached_property
     def base_tokens(self) -> float:
-        """Tokens of an episode of the first start file."""
+        """Tokens of an episode of the first start file, which has played all tasks."""
         return max(mean_tokens(self.candidates[0].episodes), 1.0)
 
     def utility(self, episode: PlayedEpisode) -> float:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import Task
+from agent_system.errors import AgentSystemError
 from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import TeamPlayer
 from agent_system.evolve.ledger import Ledger
@@ -40,11 +41,12 @@ from agent_system.options import build_options
 from agent_system.registry import EnvRegistry
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector, EnvFactory
-from agent_system.rollout.prompt import PromptBuilder
+from agent_system.rollout.prompt import PromptBuilder, PromptTooLongError
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.sandbox import close_shared
 from agent_system.workflows.graph import GraphOptions, GraphOrchestra, Team
 from verl.models.fingerprint import model_fingerprint
+from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
 from verl.trainer.config.command import fail, key_of
 from verl.trainer.config.spec import ConfigError, keys
@@ -197,9 +199,11 @@ class EngineTeams:
                 )  # fmt: skip
             form = structure() if binding.structured else ""
             sampling = replace(binding.val_sampling, structure=form)
-            prompt = builder.build(variables, [], SimpleMemory(1))
             try:
+                prompt = builder.build(variables, [], SimpleMemory(1))
                 (reply,) = await binding.replies(prompt, sampling, 1, seed, f"evolve/{seed}")
+            except (PromptTooLongError, RolloutError) as error:
+                raise AgentSystemError(f"evolve.proposer={name}: {error}") from error
             finally:
                 if isinstance(binding, RemoteBinding):
                     await binding.endpoint.close()

@@ -103,7 +103,10 @@ class ScriptedPlayer:
     skills: LookupSkills = field(default_factory=LookupSkills)
     memory: ReplayMemory | None = None
     _requests: set[tuple[object, ...]] = field(default_factory=set, init=False)
-    _plays: dict[str, Callable[[Turn], Awaitable[object]]] = field(default_factory=dict, init=False)
+    # with the team, so that no other one gets its id
+    _plays: dict[int, tuple[Team, Callable[[Turn], Awaitable[object]]]] = field(
+        default_factory=dict, init=False
+    )
 
     @cached_property
     def tasks(self) -> tuple[list[LookupTask], list[LookupTask]]:
@@ -132,8 +135,9 @@ class ScriptedPlayer:
         """Play a task; every pass over the tasks has other replies."""
         tasks = self.tasks[held_out]
         task = tasks[place % len(tasks)]
-        key = team.key()
-        play = self._plays.get(key) or self._plays.setdefault(key, compile_team(team.spec))
+        if id(team) not in self._plays:
+            self._plays[id(team)] = (team, compile_team(team.spec))
+        _, play = self._plays[id(team)]
         chain: list[tuple[int, int]] = []  # (number of replies before it, length of the chain up to it)
 
         async def reply(turn: Turn, agent_id: str, context: CallContext) -> Projection:
