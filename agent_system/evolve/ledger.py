@@ -53,13 +53,13 @@ class Ledger:
         self._past = deque(lines[1:])
         self.resumed = len(self._past)
         if not lines:
-            self._write({"event": "header", **self.header, "replies": 0})
-        elif (header_before := {k: v for k, v in lines[0].items() if k not in ("event", "replies")}) != (
+            self._write({"event": "header", **self.header, "reply_bytes": 0})
+        elif (header_before := {k: v for k, v in lines[0].items() if k not in ("event", "reply_bytes")}) != (
             self.header
         ):
             self._file.close()
             raise LedgerError(_difference(folder, header_before, self.header))
-        self._memory.load(lines[-1]["replies"] if lines else 0)
+        self._memory.load(lines[-1]["reply_bytes"] if lines else 0)
 
     async def event(self, request: Mapping[str, Any], work: Work) -> dict[str, Any]:
         """Return the next event: its line, if the ledger has it, else that of `work`, written now.
@@ -79,7 +79,7 @@ class Ledger:
                     f"{json.dumps(asked)[:200]}; it is of another version, use another folder"
                 )
             return line
-        line = {**asked, **_plain(await work()), "replies": self._memory.commit()}
+        line = {**asked, **_plain(await work()), "reply_bytes": self._memory.commit()}
         self._write(line)
         return line
 
