@@ -380,8 +380,9 @@ class VoteEdit(TeamEdit):
         if self.best is not None:
             enlist(value, self.best, parts)
         steps, number = self.around(value)
-        vote = {"vote": step["call"], "n": self.n, "id": step["id"]}
-        vote |= {"best": self.best} if self.best else {}
+        vote: Value = {"vote": step["call"], "n": self.n, "id": step["id"]}
+        if self.best is not None:
+            vote["best"] = self.best
         steps[number] = vote | {key: step[key] for key in ("sees",) if key in step}
 
 

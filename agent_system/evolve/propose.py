@@ -269,9 +269,11 @@ def draw_team(
             return [edit], changed
         second = EditDraw(normal(changed.source.value), parts, other_steps, rng, votes).draw()
         try:
-            return ([edit], changed) if second is None else ([edit, second], second.apply(changed, parts))
+            again = changed if second is None else second.apply(changed, parts)
         except EditRefused:
             return [edit], changed
+        # the second may undo the first
+        return ([edit], changed) if second is None or again.key() == team.key() else ([edit, second], again)
     return None
 
 

@@ -142,6 +142,7 @@ class ScriptedPlayer:
 
         async def reply(turn: Turn, agent_id: str, context: CallContext) -> Projection:
             number = turn.number(agent_id)
+            before = len(chain)  # the replies that its prompt may show
             slot = turn.reserve(context.step)
             letters = [e.action for e in turn.seen(context.sees) if e.action in LETTERS]
             letter = Counter(reversed(letters)).most_common(1)[0][0] if letters else ""
@@ -150,9 +151,7 @@ class ScriptedPlayer:
             self._requests.add(request)
             if self.memory is not None:
                 await self.memory.reply(str(stable_seed(*request)), _generation())
-            before = len(chain)
-            if self.delay is not None:
-                await self.delay()
+            await (asyncio.sleep(0) if self.delay is None else self.delay())
             longest = max((length for _, length in chain[:before]), default=0)
             chain.append((before, longest + REPLY_TOKENS))
             rng = random.Random(stable_seed(self.seed, *request))

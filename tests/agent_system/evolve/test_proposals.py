@@ -223,6 +223,8 @@ async def test_episodes_are_paired_by_seeds_and_equal_calls_replayed(tmp_path: P
     world.memory.commit()
     again = await world.player.play([alone], 0, 16)
     assert again.engine_calls == 0 and again.episodes == [batch.episodes[0]]
+    kept = await world.player.play([vote_of_3], 0, 16)
+    assert kept.engine_calls == 0 and kept.episodes == [batch.episodes[1]], "kept votes do not read each other"
     later = await world.player.play([alone], len(TASKS), 16)
     assert later.engine_calls == 16, "a second pass over the tasks has other seeds"
 
