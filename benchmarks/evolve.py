@@ -1,14 +1,15 @@
-"""What the search for a team costs and finds in the scripted world, whose teams are played without a model, beside
-a search that plays every new file on 256 tasks and believes these scores.
+"""What the search for a team costs and finds in the scripted world, whose teams are played without a model,
+beside a search that plays every new file on 256 tasks and believes these scores.
 
     python benchmarks/evolve.py
 
-Both searches make edits from the Solver alone, with the roles of the world as parts. `episodes_share`: episodes of
-the search over those of the other one. `regret`: utility (score less the price of tokens) of the best team that is
-known, of hand-written ones and of those that any search chose, less that of the chosen one. `optimism`: utility with
-which the file was chosen less its true one. `calls_share`: replies that an engine would generate over all replies,
-the rest is replayed. All are means over searches; true utilities are those of `--truth` other tasks. The last line
-is JSON: `{"episodes_share", "regret", "optimism", "calls_share"}`; the numbers of the other search stand above it.
+Both searches make edits from the Solver alone, with the roles of the world as parts. `episodes_share`:
+episodes of the search over those of the other one. `regret`: utility (score less the price of tokens) of the
+best team that is known, of hand-written ones and of those that any search chose, less that of the chosen one.
+`optimism`: utility with which the file was chosen less its true one. `calls_share`: replies that an engine
+would generate over all replies, the rest is replayed. All are means over searches; true utilities are of
+`--truth` other tasks. The last line is JSON: `{"episodes_share", "regret", "optimism", "calls_share"}`; the
+numbers of the other search stand above it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.evolve.archive import mean_score, mean_tokens
 from agent_system.evolve.edits import Parts
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.race import RULED_OUT
 from agent_system.evolve.replay import ReplayMemory
 from agent_system.evolve.search import SearchInputs, TeamSearch, final_episodes
@@ -72,7 +73,7 @@ def run_search(seed: int, settings: EvolveSettings, limit: float) -> SearchResul
     start = start_team()
     parts = Parts.of([start, roles_team()], settings.max_calls)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder), {"seed": seed}, ReplayMemory())
+        ledger = SearchLedger(Path(folder), {"seed": seed}, ReplayMemory())
         search = TeamSearch(
             SearchInputs(settings, seed, [start], parts, ScriptedPlayer(seed), limit=limit), ledger
         )
@@ -116,13 +117,13 @@ def main() -> None:
     means = {name: [statistics.mean(column) for column in zip(*r, strict=True)] for name, r in rows.items()}
     logger.info("fixed %d: episodes %.0f, regret %.3f, optimism %+.3f, calls %.2f", FIXED, *means["fixed"])
     episodes, regret, optimism, calls = means["ours"]
-    result = {
+    line = {
         "episodes_share": round(episodes / means["fixed"][0], 3),
         "regret": round(regret, 4),
         "optimism": round(optimism, 4),
         "calls_share": round(calls, 3),
     }
-    logger.info(json.dumps(result))
+    logger.info(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ UNIFORM = 0.3
 SHARPNESS = 20.0
 # Tasks for which the mean of all files stands in a file's shrunk score.
 SHRINKAGE = 16
-TOURNAMENT = 5
+TOURNAMENT = 3
 
 
 @dataclass
-class Candidate:
+class TeamCandidate:
     """A file of the search.
 
     Attributes:
@@ -79,7 +79,7 @@ class Archive:
 
     price: float
     margin: float
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[TeamCandidate] = field(default_factory=list)
 
     @property
     def keys(self) -> set[str]:
@@ -87,7 +87,7 @@ class Archive:
         return {candidate.key for candidate in self.candidates}
 
     @property
-    def whole(self) -> list[Candidate]:
+    def whole(self) -> list[TeamCandidate]:
         """The files that have played all tasks."""
         return [c for c in self.candidates if c.state == "whole"]
 
@@ -104,13 +104,13 @@ class Archive:
         """Return the mean utility of episodes."""
         return sum(map(self.utility, episodes)) / len(episodes)
 
-    def search_utility(self, candidate: Candidate) -> float:
+    def search_utility(self, candidate: TeamCandidate) -> float:
         """Return the mean utility of a file on the stream."""
         return self.mean_utility(candidate.episodes)
 
     def best(
-        self, candidates: Sequence[Candidate], of: Callable[[Candidate], list[PlayedEpisode]]
-    ) -> Candidate:
+        self, candidates: Sequence[TeamCandidate], of: Callable[[TeamCandidate], list[PlayedEpisode]]
+    ) -> TeamCandidate:
         """Return the file with the fewest tokens of those that are less than the margin below the
         best.
         """
@@ -122,25 +122,25 @@ class Archive:
         ]
         return min(near, key=lambda c: (mean_tokens(of(c)), c.number))
 
-    def incumbent(self) -> Candidate:
+    def incumbent(self) -> TeamCandidate:
         """Return the file that new ones must beat."""
         return self.best(self.whole, lambda c: c.episodes)
 
-    def finalists(self, most: int) -> list[Candidate]:
+    def finalists(self, most: int) -> list[TeamCandidate]:
         """Return the `most` best files, and the best others of the front, half as many at most."""
         ranked = sorted(self.whole, key=lambda c: (-self.search_utility(c), c.number))
         front = pareto_front(self.whole, lambda c: c.episodes)
         ranked_front = sorted(front, key=lambda c: (-self.search_utility(c), c.number))
-        chosen = ranked[:most] + [c for c in ranked_front if c not in ranked[:most]][: most // 2]
-        return sorted(chosen, key=lambda c: c.number)
+        finalists = ranked[:most] + [c for c in ranked_front if c not in ranked[:most]][: most // 2]
+        return sorted(finalists, key=lambda c: c.number)
 
 
 def pareto_front(
-    candidates: Sequence[Candidate], of: Callable[[Candidate], list[PlayedEpisode]]
-) -> list[Candidate]:
+    candidates: Sequence[TeamCandidate], of: Callable[[TeamCandidate], list[PlayedEpisode]]
+) -> list[TeamCandidate]:
     """Return the files that no other one beats in both score and tokens, by tokens."""
     ranked = sorted(candidates, key=lambda c: (mean_tokens(of(c)), -mean_score(of(c)), c.number))
-    front: list[Candidate] = []
+    front: list[TeamCandidate] = []
     for candidate in ranked:
         if not front or mean_score(of(candidate)) > mean_score(of(front[-1])):
             front.append(candidate)
@@ -150,7 +150,7 @@ def pareto_front(
 class SearchPolicy(Protocol):
     """Chooses the files that are edited."""
 
-    def parent(self, archive: Archive, rng: random.Random) -> Candidate:
+    def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
         """Return a file that has played all tasks."""
         ...
 
@@ -158,7 +158,7 @@ class SearchPolicy(Protocol):
 class TreePolicy:
     """Draws among all files: a share alike, the rest by the softmax of their shrunk scores."""
 
-    def parent(self, archive: Archive, rng: random.Random) -> Candidate:
+    def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
         """See `SearchPolicy`."""
         return rng.choices(archive.whole, self.chances(archive))[0]
 
@@ -180,15 +180,15 @@ class EvolutionPolicy:
     critical tokens (MAP-Elites, arXiv 1504.04909).
     """
 
-    def parent(self, archive: Archive, rng: random.Random) -> Candidate:
+    def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
         """See `SearchPolicy`."""
         elites = self.elites(archive)
-        drawn = rng.sample(elites, min(TOURNAMENT, len(elites)))
-        return max(drawn, key=lambda c: (archive.search_utility(c), -c.number))
+        sample = rng.sample(elites, min(TOURNAMENT, len(elites)))
+        return max(sample, key=lambda c: (archive.search_utility(c), -c.number))
 
-    def elites(self, archive: Archive) -> list[Candidate]:
+    def elites(self, archive: Archive) -> list[TeamCandidate]:
         """Return the best file of every cell."""
-        cells: dict[tuple[int, int], Candidate] = {}
+        cells: dict[tuple[int, int], TeamCandidate] = {}
         for candidate in archive.whole:
             cell = self.cell(candidate)
             other = cells.get(cell)
@@ -196,7 +196,7 @@ class EvolutionPolicy:
                 cells[cell] = candidate
         return list(cells.values())
 
-    def cell(self, candidate: Candidate) -> tuple[int, int]:
+    def cell(self, candidate: TeamCandidate) -> tuple[int, int]:
         """Return the cell of a file."""
         critical = sum(e.critical_tokens for e in candidate.episodes) / len(candidate.episodes)
         tokens = mean_tokens(candidate.episodes)

@@ -244,8 +244,10 @@ def enlist(value: Value, name: str, parts: Parts) -> None:
     if name in value["agents"]:
         return
     if name not in parts.agents:
-        known = list(dict.fromkeys([*value["agents"], *parts.agents]))
-        raise EditRefused(f"no agent {short(name)}{did_you_mean(name, known)}; agents: {', '.join(known)}")
+        every_agent = list(dict.fromkeys([*value["agents"], *parts.agents]))
+        raise EditRefused(
+            f"no agent {short(name)}{did_you_mean(name, every_agent)}; agents: {', '.join(every_agent)}"
+        )
     value["agents"][name] = copy.deepcopy(parts.agents[name])
 
 
@@ -399,7 +401,7 @@ class VotesEdit(TeamEdit):
         if self.n > 1:
             step["n"] = self.n
             return
-        call = {"call": step.pop("vote"), **{key: step[key] for key in ("id", "sees") if key in step}}
+        call: Value = {"call": step.pop("vote")} | {key: step[key] for key in ("id", "sees") if key in step}
         step.clear()
         step.update(call)
 
@@ -519,8 +521,8 @@ class SwapEdit(TeamEdit):
     def change(self, value: Value, parts: Parts) -> None:
         old = self.step(value)
         steps, number = self.around(value)
-        gone = set(ids_in([old]))
-        others = [name for _, s in walk(value["do"]) if (name := s.get("id")) and name not in gone]
+        old_names = set(ids_in([old]))
+        others = [name for _, s in walk(value["do"]) if (name := s.get("id")) and name not in old_names]
         before = (others or [""])[0]
         new = adopted(dict(self.step_), value, others, before, parts)
         steps[number] = new
@@ -529,7 +531,7 @@ class SwapEdit(TeamEdit):
         value["do"] = [rename(s, stays) for s in value["do"]]
         returned = [stays.get(name, name) for name in value["return"]["of"]]
         value["return"]["of"] = list(dict.fromkeys(returned))
-        forget(value, gone - set(ids_in(value["do"])))
+        forget(value, old_names - set(ids_in(value["do"])))
 
 
 class SplitEdit(TeamEdit):
@@ -611,8 +613,8 @@ class PromptEdit(TeamEdit):
 
 
 AnyEdit = Annotated[
-    CallEdit | InsertEdit | DropEdit | WhoEdit | LoopEdit | LimitEdit | VoteEdit | VotesEdit | CheckEdit | BranchEdit
-    | SeeEdit | SwapEdit | SplitEdit | MergeEdit | ToolEdit | MemoryEdit | PromptEdit,
+    CallEdit | InsertEdit | DropEdit | WhoEdit | LoopEdit | LimitEdit | VoteEdit | VotesEdit | CheckEdit
+    | BranchEdit | SeeEdit | SwapEdit | SplitEdit | MergeEdit | ToolEdit | MemoryEdit | PromptEdit,
     Field(discriminator="op"),
 ]  # fmt: skip
 STEP: TypeAdapter[Any] = TypeAdapter(Step)

@@ -109,19 +109,19 @@ class TeamPlayer:
     async def play(self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False) -> Batch:
         """See `Player`. Raises AgentSystemError if all episodes failed, and EngineGoneError."""
         groups = self._held_out(first, count) if held_out else self._stream(first, count)
-        played = await asyncio.gather(*(self._records(team, groups) for team in teams))
-        records = [record for team_records in played for record in team_records]
+        by_team = await asyncio.gather(*(self._records(team, groups) for team in teams))
+        records = [record for team_records in by_team for record in team_records]
         if records and all(record.failed for record in records):
             raise AgentSystemError(f"all {len(records)} episodes of a batch failed: {records[0].failure}")
         # replies of servers, which are not kept
         remote = [s for r in records for s in r.samples if isinstance(s.generation, RemoteGeneration)]
         prompts = [task.prompt for _, tasks in groups for task in tasks]
         return Batch(
-            [[self._episode(record) for record in team_records] for team_records in played],
+            [[self._episode(record) for record in team_records] for team_records in by_team],
             self.memory.tokens + sum(s.response_tokens for s in remote),
             sum(len(s.generations) for r in records for s in (*r.samples, *r.unheard)),
             self.memory.replies + len(remote),
-            [self._stories(team_records, prompts) for team_records in played],
+            [self._stories(team_records, prompts) for team_records in by_team],
         )
 
     async def _records(self, team: Team, groups: Sequence[tuple[int, Sequence[Task]]]) -> list[EpisodeRecord]:
@@ -176,11 +176,11 @@ def episodes_of(rows: Sequence[Sequence[Any]]) -> list[PlayedEpisode]:
 def batch_line(batch: Batch, keys: Sequence[str], *, stories: bool) -> Mapping[str, Any]:
     """Return a batch as a line of the ledger has it."""
     line: dict[str, Any] = {
-        "episodes": {key: rows_of(played) for key, played in zip(keys, batch.episodes, strict=True)},
+        "episodes": {key: rows_of(episodes) for key, episodes in zip(keys, batch.episodes, strict=True)},
         "engine_tokens": batch.engine_tokens,
         "calls": batch.calls,
         "engine_calls": batch.engine_calls,
     }
     if stories and batch.stories:
-        line["stories"] = {key: told for key, told in zip(keys, batch.stories, strict=True) if told}
+        line["stories"] = {key: rows for key, rows in zip(keys, batch.stories, strict=True) if rows}
     return line

@@ -25,7 +25,7 @@ class LedgerError(AgentSystemError):
     """A ledger of another search, or that another process writes."""
 
 
-class Ledger:
+class SearchLedger:
     """The events of a search, in their order.
 
     Attributes:
@@ -65,21 +65,21 @@ class Ledger:
         """Return the next event: its line, if the ledger has it, else that of `work`, written now.
 
         Args:
-            request: what is asked for; part of the line.
+            request: what is request_fields for; part of the line.
             work: returns the rest of the line.
 
         Raises LedgerError if the line is of another request.
         """
-        asked = _plain(request)
+        request_fields = _plain(request)
         if self._past:
             line = self._past.popleft()
-            if {name: line.get(name) for name in asked} != asked:
+            if {name: line.get(name) for name in request_fields} != request_fields:
                 raise LedgerError(
                     f"{self.folder / 'ledger.jsonl'}: has {json.dumps(line)[:200]} where the search has "
-                    f"{json.dumps(asked)[:200]}; it is of another version, use another folder"
+                    f"{json.dumps(request_fields)[:200]}; it is of another version, use another folder"
                 )
             return line
-        line = {**asked, **_plain(await work()), "reply_bytes": self._memory.commit()}
+        line = {**request_fields, **_plain(await work()), "reply_bytes": self._memory.commit()}
         self._write(line)
         return line
 

@@ -54,8 +54,9 @@ SAME_WORDS = 5
 FEW_WORDS = (2, 3)
 # How often an edit is drawn.
 WEIGHTS: Mapping[str, float] = {
-    "call": 1.5, "insert": 5, "drop": 3, "who": 0.5, "loop": 0.25, "limit": 4, "vote": 1.5, "votes": 2, "check": 6,
-    "branch": 1, "see": 0.5, "swap": 2, "split": 0.25, "merge": 0.25, "tool": 0.1, "memory": 0.1, "prompt": 1,
+    "call": 1.5, "insert": 5, "drop": 3, "who": 0.5, "loop": 0.25, "limit": 4, "vote": 1.5, "votes": 2,
+    "check": 6, "branch": 1, "see": 0.5, "swap": 2, "split": 0.25, "merge": 0.25, "tool": 0.1, "memory": 0.1,
+    "prompt": 1,
 }  # fmt: skip
 
 
@@ -157,9 +158,10 @@ class EditDraw:
 
     def _votes(self) -> TeamEdit | None:
         place = self._place("vote")
-        return place and VotesEdit(
-            at=place[0], n=max(1, place[1].get("n", 2) + self.rng.choice((-2, -1, 2, 4)))
-        )
+        if place is None:
+            return None
+        now = place[1].get("n", 2)
+        return VotesEdit(at=place[0], n=self.rng.choice((1, max(1, now - 2), now + 2)))
 
     def _check(self) -> TeamEdit | None:
         place = self._place("call", "vote")
@@ -265,7 +267,7 @@ def draw_team(
             changed = edit.apply(team, parts)
         except EditRefused:
             continue
-        if rng.random() < 0.75:
+        if rng.random() < 0.6:
             return [edit], changed
         second = EditDraw(normal(changed.source.value), parts, other_steps, rng, votes).draw()
         try:
@@ -345,7 +347,7 @@ class ParentFacts:
 
 def proposal_prompt(facts: ParentFacts, parts: Parts) -> str:
     """Return the question to a model. It has no ground truth: no part of it comes from one."""
-    told = [
+    episode_texts = [
         "\n".join(
             [
                 f"Task: {s['task']}",
@@ -363,7 +365,7 @@ def proposal_prompt(facts: ParentFacts, parts: Parts) -> str:
             facts.team.text(),
             f"It scores {facts.score:.3f} with {facts.tokens:.0f} tokens per task; fewer tokens are better.",
             f"Other agents that may be called: {json.dumps(others)}",
-            "Episodes with a wrong answer:\n" + ("\n".join(told) or "none"),
+            "Episodes with a wrong answer:\n" + ("\n".join(episode_texts) or "none"),
             "Earlier edits and their scores:\n" + ("\n".join(earlier) or "none"),
             f"Reply with a JSON list of 1 to {MAX_EDITS} edits. Places are written as do[0].do[1]. Edits:\n"
             + edit_forms(),

@@ -67,7 +67,7 @@ class ReplayMemory:
         future = self._open.get(key)
         if future is None:
             future = self._open[key] = asyncio.ensure_future(request)
-            future.add_done_callback(lambda done: self._arrived(key, done))
+            future.add_done_callback(lambda ended: self._arrived(key, ended))
         else:
             _close(request)
         replies = await asyncio.shield(future)
@@ -98,11 +98,11 @@ class ReplayMemory:
             self._size += len(content)
         return self._size
 
-    def _arrived(self, key: str, done: asyncio.Future[list[Generation]]) -> None:
+    def _arrived(self, key: str, future: asyncio.Future[list[Generation]]) -> None:
         del self._open[key]
-        if done.cancelled() or done.exception() is not None:
+        if future.cancelled() or future.exception() is not None:
             return
-        replies = done.result()
+        replies = future.result()
         self._new[key] = replies
         self.replies += len(replies)
         self.tokens += sum(len(reply.token_ids) for reply in replies)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agent_system.evolve.archive import Candidate, failures, mean_score, mean_tokens
+from agent_system.evolve.archive import TeamCandidate, failures, mean_score, mean_tokens
 from agent_system.evolve.evaluate import PlayedEpisode
 from agent_system.evolve.search import MOST_HELD_OUT, TeamSearch, final_episodes
 
@@ -18,8 +18,8 @@ CONFIDENCE = 1 - 0.05 / MOST_HELD_OUT
 
 def write_report(search: TeamSearch, folder: Path, interval: Interval) -> Path:
     """Write report.md, best.yaml and the files of the front, and return the path of the report."""
-    chosen = _chosen(search)
-    chosen.team.save(folder / "best.yaml")
+    choice = _chosen(search)
+    choice.team.save(folder / "best.yaml")
     front = folder / "front"
     front.mkdir(exist_ok=True)
     for candidate in _reported_front(search):
@@ -46,18 +46,18 @@ def report(search: TeamSearch, interval: Interval) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _chosen(search: TeamSearch) -> Candidate:
+def _chosen(search: TeamSearch) -> TeamCandidate:
     assert search.chosen is not None, "the search has ended"
     return search.chosen
 
 
-def _reported_front(search: TeamSearch) -> list[Candidate]:
+def _reported_front(search: TeamSearch) -> list[TeamCandidate]:
     """Return the chosen file and those of the front, by number."""
     files = {c.number: c for c in (_chosen(search), *search.front())}
     return [files[number] for number in sorted(files)]
 
 
-def _held_out(candidate: Candidate, interval: Interval) -> str:
+def _held_out(candidate: TeamCandidate, interval: Interval) -> str:
     if not candidate.held_out:
         return ""
     mean = mean_score(candidate.held_out)
@@ -66,47 +66,50 @@ def _held_out(candidate: Candidate, interval: Interval) -> str:
 
 
 def _headline(search: TeamSearch, interval: Interval) -> str:
-    chosen = _chosen(search)
+    choice = _chosen(search)
     start = search.archive.candidates[0]
     lines = []
-    if chosen.held_out:
+    if choice.held_out:
         lines.append(
-            f"On {len(chosen.held_out)} held-out tasks the chosen file ({chosen.number}) scores "
-            f"**{_held_out(chosen, interval)}**, the first start file {_held_out(start, interval)}; intervals of "
+            f"On {len(choice.held_out)} held-out tasks the chosen file ({choice.number}) scores "
+            f"**{_held_out(choice, interval)}**, the first start file {_held_out(start, interval)}; "
+            f"intervals of "
             f"Wilson at {CONFIDENCE:.2%}."
         )
         lines.append(
             "Search score less held-out score (optimism): "
-            f"{100 * (mean_score(chosen.episodes) - mean_score(chosen.held_out)):+.1f} points; "
-            f"{100 * (mean_score(final_episodes(chosen)) - mean_score(chosen.held_out)):+.1f} with the score that "
+            f"{100 * (mean_score(choice.episodes) - mean_score(choice.held_out)):+.1f} points; "
+            f"{100 * (mean_score(final_episodes(choice)) - mean_score(choice.held_out)):+.1f} with "
+            f"the score that "
             "chose it."
         )
     else:
         lines.append(
-            f"The chosen file is {chosen.number}. No tasks are held out (`data.val_files`), so no score here is "
+            f"The chosen file is {choice.number}. No tasks are held out (`data.val_files`), so no "
+            f"score here is "
             "a result: the search has chosen by all of them."
         )
     if search.stopped:
         lines.append(f"It stopped in generation {search.generation}: {search.stopped}.")
-    agents = ",".join(chosen.team.agents)
+    agents = ",".join(choice.team.agents)
     lines.append(
         "Train it with `agent.orchestra_type=graph agent.orchestra.graph.file=best.yaml "
         f"agent.agent_ids='[{agents}]'`."
     )
-    return "\n\n".join([*lines, _mermaid(chosen)])
+    return "\n\n".join([*lines, _mermaid(choice)])
 
 
-def _mermaid(candidate: Candidate) -> str:
+def _mermaid(candidate: TeamCandidate) -> str:
     return f"```mermaid\n{candidate.team.mermaid()}```"
 
 
 def _front(search: TeamSearch, interval: Interval) -> str:
     rows = ["| file | score on fresh tasks | tokens | held out |", "|---|---|---|---|"]
-    shown = {c.number: c for c in search.archive.candidates if c.held_out}
-    for candidate in [*_reported_front(search), *(c for c in shown.values() if c.parent is None)]:
-        played = final_episodes(candidate)
+    others = {c.number: c for c in search.archive.candidates if c.held_out}
+    for candidate in [*_reported_front(search), *(c for c in others.values() if c.parent is None)]:
+        episodes = final_episodes(candidate)
         row = (
-            f"| {candidate.number} | {mean_score(played):.1%} | {mean_tokens(played):.1f} | "
+            f"| {candidate.number} | {mean_score(episodes):.1%} | {mean_tokens(episodes):.1f} | "
             f"{_held_out(candidate, interval)} |"
         )
         rows += [row] if row not in rows else []
@@ -119,9 +122,11 @@ def _costs(search: TeamSearch) -> str:
     lines = [
         f"- {counts.episodes:,} episodes of {len(search.archive.candidates)} files, "
         f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early",
-        f"- tokens of engines: {counts.proposals:,} for proposals, {counts.play:,} for play, {counts.confirm:,} for "
+        f"- tokens of engines: {counts.proposals:,} for proposals, {counts.play:,} for play, "
+        f"{counts.confirm:,} for "
         f"the finalists, {counts.held_out:,} for the tasks that are held out",
-        f"- {counts.logical:,} tokens in all replies; {kept_share:.0%} of {counts.calls:,} replies were kept ones "
+        f"- {counts.logical:,} tokens in all replies; {kept_share:.0%} of {counts.calls:,} replies "
+        f"were kept ones "
         "(replay)",
     ]
     causes = failures([e for c in search.archive.candidates for e in _all_episodes(c)])
@@ -129,7 +134,7 @@ def _costs(search: TeamSearch) -> str:
     return "\n".join(lines)
 
 
-def _all_episodes(candidate: Candidate) -> Sequence[PlayedEpisode]:
+def _all_episodes(candidate: TeamCandidate) -> Sequence[PlayedEpisode]:
     return [*candidate.episodes, *candidate.confirmed, *candidate.held_out]
 
 
@@ -137,7 +142,7 @@ def _tree(search: TeamSearch) -> str:
     """Return all files, each below the one that it was made of."""
     lines: list[str] = []
 
-    def add(candidate: Candidate, depth: int) -> None:
+    def add(candidate: TeamCandidate, depth: int) -> None:
         lines.append(f"{'  ' * depth}- {_line(candidate)}")
         for child in search.archive.candidates:
             if child.parent == candidate.number:
@@ -149,23 +154,23 @@ def _tree(search: TeamSearch) -> str:
     return "\n".join(lines)
 
 
-def _line(candidate: Candidate) -> str:
+def _line(candidate: TeamCandidate) -> str:
     operators = "start" if candidate.parent is None else " + ".join(str(e["op"]) for e in candidate.edits)
     if not candidate.episodes:
         return f"{candidate.number}: {operators}: not played"
-    played = f"{mean_score(candidate.episodes):.3f}, {mean_tokens(candidate.episodes):.1f} tokens"
+    scores = f"{mean_score(candidate.episodes):.3f}, {mean_tokens(candidate.episodes):.1f} tokens"
     state = "" if candidate.state == "whole" else f", {candidate.state} after {len(candidate.episodes)} tasks"
     fresh = f"; on fresh tasks {mean_score(candidate.confirmed):.3f}" if candidate.confirmed else ""
     causes = "".join(f"; {n} failed: {cause}" for cause, n in sorted(failures(candidate.episodes).items()))
-    return f"{candidate.number}: {operators}: {played}{state}{fresh}{causes}"
+    return f"{candidate.number}: {operators}: {scores}{state}{fresh}{causes}"
 
 
-def _told(search: TeamSearch) -> list[Candidate]:
+def _told(search: TeamSearch) -> list[TeamCandidate]:
     """Return the files that were edited, without those that were ruled out."""
     return [c for c in search.archive.candidates if c.parent is not None and c.state == "whole"]
 
 
-def _edit(search: TeamSearch, candidate: Candidate) -> str:
+def _edit(search: TeamSearch, candidate: TeamCandidate) -> str:
     assert candidate.parent is not None, "it was edited"
     before = search.archive.candidates[candidate.parent].team.text().splitlines()
     after = candidate.team.text().splitlines()

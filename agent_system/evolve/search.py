@@ -16,7 +16,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.evolve.archive import (
     POLICIES,
     Archive,
-    Candidate,
+    TeamCandidate,
     failures,
     mean_score,
     mean_tokens,
@@ -24,7 +24,7 @@ from agent_system.evolve.archive import (
 )
 from agent_system.evolve.edits import EditRefused, Parts, TeamEdit, dump, normal
 from agent_system.evolve.evaluate import BATCH, PlayedEpisode, Player, batch_line, episodes_of
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.propose import ParentFacts, TaskTexts, ask_for_edits, draw_team, edited_team
 from agent_system.evolve.race import RULED_OUT, is_ruled_out
 from agent_system.evolve.settings import EvolveSettings
@@ -84,7 +84,7 @@ class SearchInputs:
         ask: asks the proposer; None: edits are drawn.
         tasks: texts of tasks that a proposer may not repeat.
         say: shows a line to the user.
-        shown: called after every batch.
+        on_batch: called after every batch.
         limit: of the wealth with which a file is ruled out.
     """
 
@@ -98,7 +98,7 @@ class SearchInputs:
     ask: AskModel | None = None
     tasks: TaskTexts = field(default_factory=TaskTexts)
     say: Callable[[str], None] = lambda text: None
-    shown: Callable[[TeamSearch], None] = lambda search: None
+    on_batch: Callable[[TeamSearch], None] = lambda search: None
     limit: float = RULED_OUT
 
 
@@ -113,19 +113,19 @@ class TeamSearch:
         stopped: why it ended before `evolve.generations`; empty if it did not.
     """
 
-    def __init__(self, inputs: SearchInputs, ledger: Ledger) -> None:
+    def __init__(self, inputs: SearchInputs, ledger: SearchLedger) -> None:
         self.inputs = inputs
         self.settings = inputs.settings
         self.ledger = ledger
         self.archive = Archive(self.settings.price, self.settings.margin)
         self.counts = TokenCounts()
-        self.chosen: Candidate | None = None
+        self.chosen: TeamCandidate | None = None
         self.generation = 0
         self.stopped = ""
         self._policy = POLICIES[self.settings.policy]()
         self._stories: dict[str, list[Mapping[str, Any]]] = {}
 
-    async def run(self) -> Candidate:
+    async def run(self) -> TeamCandidate:
         """Search, and return the file that is chosen.
 
         Raises AgentSystemError for a search that can find nothing, and the errors of the player.
@@ -152,7 +152,7 @@ class TeamSearch:
         confirm = sum(self.settings.confirm * mean_tokens(c.episodes) for c in finalists)
         return self.settings.budget_tokens - self.counts.spent - confirm
 
-    def front(self) -> list[Candidate]:
+    def front(self) -> list[TeamCandidate]:
         """Return the front of score and tokens of the finalists, on the tasks of these."""
         return pareto_front([c for c in self.archive.whole if c.confirmed], lambda c: c.confirmed)
 
@@ -161,7 +161,7 @@ class TeamSearch:
         start = [self.inputs.parts.team(normal(team.source.value)) for team in self.inputs.start]
         for team in start:
             if team.key() not in self.archive.keys:
-                self.archive.candidates.append(Candidate(len(self.archive.candidates), team, team.key()))
+                self.archive.candidates.append(TeamCandidate(len(self.archive.candidates), team, team.key()))
         await self._rounds(self.archive.candidates, 0, self.settings.tasks, "play")
         for candidate in self.archive.candidates:
             candidate.state = "whole"
@@ -170,12 +170,14 @@ class TeamSearch:
             causes = failures(self.archive.candidates[0].episodes)
             why = f" ({dict(causes)} of its episodes failed)" if causes else ""
             raise AgentSystemError(
-                f"the start files score {max(scores):.0f} on all {self.settings.tasks} tasks{why}, so no edit "
+                f"the start files score {max(scores):.0f} on all {self.settings.tasks} tasks{why}, "
+                f"so no edit "
                 "can be told from another; use other tasks, a longer warm start or another file"
             )
         first = self.archive.candidates[0]
         self.inputs.say(
-            f"start: score {mean_score(first.episodes):.3f}, {mean_tokens(first.episodes):.1f} tokens an episode"
+            f"start: score {mean_score(first.episodes):.3f}, {mean_tokens(first.episodes):.1f} "
+            f"tokens an episode"
         )
         self._check_budget()
 
@@ -191,17 +193,19 @@ class TeamSearch:
             needed = math.ceil(settings.budget_tokens - self.left() + FEWEST_GENERATIONS * one)
             raise AgentSystemError(
                 f"evolve.budget_tokens={settings.budget_tokens} buys {bought} generations of "
-                f"{settings.children} files that play {settings.tasks} tasks as the first start file does, and "
+                f"{settings.children} files that play {settings.tasks} tasks as the first start "
+                f"file does, and "
                 f"the finalists; a search needs {FEWEST_GENERATIONS}: {needed} or more"
             )
         self.inputs.say(
-            f"the budget of {settings.budget_tokens} tokens buys about {bought} generations of the size of the "
+            f"the budget of {settings.budget_tokens} tokens buys about {bought} generations of the "
+            f"size of the "
             "start file"
         )
 
-    async def _children(self) -> list[Candidate]:
+    async def _children(self) -> list[TeamCandidate]:
         """Return the new files of a generation."""
-        children: list[Candidate] = []
+        children: list[TeamCandidate] = []
         invalid = 0
         for number in range(self.settings.children * INVALID_IN_A_ROW):
             if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self.left() <= 0:
@@ -214,7 +218,7 @@ class TeamSearch:
                 continue
             invalid = 0
             edits, team = edited
-            child = Candidate(
+            child = TeamCandidate(
                 len(self.archive.candidates), team, team.key(), parent.number, dump(edits), self.generation
             )
             self.archive.candidates.append(child)
@@ -222,7 +226,7 @@ class TeamSearch:
         return children
 
     async def _proposed(
-        self, parent: Candidate, number: int, rng: random.Random
+        self, parent: TeamCandidate, number: int, rng: random.Random
     ) -> tuple[list[TeamEdit], Team] | None:
         """Return edits of a file and the new file; None for none that is valid and new."""
         line: dict[str, Any] = {
@@ -243,15 +247,15 @@ class TeamSearch:
             return None if edited[1].key() in self.archive.keys else edited
         return None
 
-    def _drawn(self, parent: Candidate, rng: random.Random) -> tuple[list[TeamEdit], Team] | None:
+    def _drawn(self, parent: TeamCandidate, rng: random.Random) -> tuple[list[TeamEdit], Team] | None:
         others = [c.team for c in self.archive.whole if c is not parent]
         for _ in range(10):
-            drawn = draw_team(parent.team, self.inputs.parts, others, rng, votes=self.inputs.votes)
-            if drawn is not None and drawn[1].key() not in self.archive.keys:
-                return drawn
+            edited = draw_team(parent.team, self.inputs.parts, others, rng, votes=self.inputs.votes)
+            if edited is not None and edited[1].key() not in self.archive.keys:
+                return edited
         return None
 
-    async def _ask(self, parent: Candidate, number: int) -> Mapping[str, Any]:
+    async def _ask(self, parent: TeamCandidate, number: int) -> Mapping[str, Any]:
         """Ask the proposer to edit a file."""
         ask = self.inputs.ask
         assert ask is not None, "there is a proposer"
@@ -275,7 +279,7 @@ class TeamSearch:
         replies = await ask_for_edits(facts, self.inputs.parts, counted, self.inputs.tasks)
         return {**replies, "tokens": tokens}
 
-    async def _play(self, children: Sequence[Candidate]) -> None:
+    async def _play(self, children: Sequence[TeamCandidate]) -> None:
         """Play new files until they have played all tasks, are ruled out, or the budget is spent.
 
         A batch that is paid for is always counted.
@@ -298,23 +302,25 @@ class TeamSearch:
         for child in playing:
             child.state = "whole"
 
-    def _is_out(self, child: Candidate, incumbent: Candidate) -> bool:
+    def _is_out(self, child: TeamCandidate, incumbent: TeamCandidate) -> bool:
         pairs = zip(child.episodes, incumbent.episodes, strict=False)  # it has played less
         differences = [self.archive.utility(c) - self.archive.utility(i) for c, i in pairs]
         return is_ruled_out(differences, self.settings.margin, self.inputs.limit)
 
-    async def _play_held_out(self, chosen: Candidate) -> None:
+    async def _play_held_out(self, choice: TeamCandidate) -> None:
         """Play the tasks that are held out: the front with the chosen file, and the start files."""
         others = [c for c in self.archive.candidates if c.parent is None]
-        files = list({c.number: c for c in [chosen, *self.front(), *others]}.values())[:MOST_HELD_OUT]
+        files = list({c.number: c for c in [choice, *self.front(), *others]}.values())[:MOST_HELD_OUT]
         await self._rounds(files, 0, self.inputs.num_val, "held_out")
 
-    async def _rounds(self, candidates: Sequence[Candidate], first: int, count: int, purpose: str) -> None:
+    async def _rounds(
+        self, candidates: Sequence[TeamCandidate], first: int, count: int, purpose: str
+    ) -> None:
         """Play tasks in batches."""
         for place in range(first, first + count, BATCH):
             await self._batch(candidates, place, min(BATCH, first + count - place), purpose)
 
-    async def _batch(self, candidates: Sequence[Candidate], first: int, count: int, purpose: str) -> None:
+    async def _batch(self, candidates: Sequence[TeamCandidate], first: int, count: int, purpose: str) -> None:
         """Play one batch and count it."""
         keys = [c.key for c in candidates]
         line = {
@@ -329,21 +335,21 @@ class TeamSearch:
 
         result = await self.ledger.event(line, work)
         for candidate in candidates:
-            played = episodes_of(result["episodes"][candidate.key])
+            episodes = episodes_of(result["episodes"][candidate.key])
             {"play": candidate.episodes, "confirm": candidate.confirmed, "held_out": candidate.held_out}[
                 purpose
-            ].extend(played)
+            ].extend(episodes)
             self._stories.setdefault(candidate.key, []).extend(
                 result.get("stories", {}).get(candidate.key, ())
             )
             if purpose != "held_out":
-                self.counts.episodes += len(played)
-                self.counts.logical += sum(e.tokens for e in played)
+                self.counts.episodes += len(episodes)
+                self.counts.logical += sum(e.tokens for e in episodes)
         setattr(self.counts, purpose, getattr(self.counts, purpose) + result["engine_tokens"])
         if purpose != "held_out":
             self.counts.calls += result["calls"]
             self.counts.engine_calls += result["engine_calls"]
-        self.inputs.shown(self)
+        self.inputs.on_batch(self)
 
     def _say_generation(self) -> None:
         children = [c for c in self.archive.candidates if c.generation == self.generation]
@@ -351,12 +357,13 @@ class TeamSearch:
         best = self.archive.incumbent()
         left = "" if self.settings.budget_tokens is None else f", {max(self.left(), 0):,.0f} tokens left"
         self.inputs.say(
-            f"generation {self.generation}/{self.settings.generations}: {len(children)} new files, {out} ruled "
+            f"generation {self.generation}/{self.settings.generations}: {len(children)} new files, "
+            f"{out} ruled "
             f"out; best {mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens{left}"
         )
 
 
-def final_episodes(candidate: Candidate) -> list[PlayedEpisode]:
+def final_episodes(candidate: TeamCandidate) -> list[PlayedEpisode]:
     """Return the episodes that choose: those on fresh tasks, or without any those of the stream."""
     return candidate.confirmed or candidate.episodes
 

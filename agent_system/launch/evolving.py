@@ -21,7 +21,7 @@ from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import TeamPlayer
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.propose import TaskTexts, structure
 from agent_system.evolve.replay import ReplayClient, ReplayMemory
 from agent_system.evolve.report import write_report
@@ -105,9 +105,9 @@ def search_inputs_header(config: RunConfig, settings: EvolveSettings, plan: RunP
         if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
     }
     files = ("start", "parts")
-    chosen = {name: value for name, value in asdict(settings).items() if name not in files}
+    own_keys = {name: value for name, value in asdict(settings).items() if name not in files}
     weights = {group.wg_id: model_fingerprint(group.model_path) for group in plan.groups}
-    return {"evolve": chosen, "keys": changed, "weights": weights}
+    return {"evolve": own_keys, "keys": changed, "weights": weights}
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
@@ -239,7 +239,8 @@ def _plan_of(config: RunConfig) -> RunPlan:
     adapted = [row.agent_id for row in placement.agents if row.config.model.lora_adapter_path is not None]
     if adapted:
         raise ConfigError(
-            f"model.lora_adapter_path of {', '.join(adapted)}: verl-mas evolve serves whole models; merge the "
+            f"model.lora_adapter_path of {', '.join(adapted)}: verl-mas evolve serves whole models; "
+            f"merge the "
             "adapter into the model (verl-mas export)"
         )
     return serving_plan(RunPlan.of(config, placement), Engines(name="", slots=None))
@@ -267,11 +268,11 @@ class SearchDisplay:
         """Show a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def shown(self, search: TeamSearch) -> None:
+    def on_batch(self, search: TeamSearch) -> None:
         """Show what a search has done so far."""
         budget = search.settings.budget_tokens
-        spent = f"{search.counts.spent:,} tokens spent"
-        left = spent if budget is None else f"{max(search.left(), 0):,.0f} of {budget:,} tokens left"
+        text = f"{search.counts.spent:,} tokens spent"
+        left = text if budget is None else f"{max(search.left(), 0):,.0f} of {budget:,} tokens left"
         self._progress.update(self._task, completed=search.generation, left=left)
 
 
@@ -339,7 +340,7 @@ def _search(
     header = search_inputs_header(config, settings, plan)
     header |= {"start": [team.key() for team in start], "parts": [team.key() for team in parts]}
     header |= {"tasks": tasks_hash(train), "held_out": tasks_hash(val), "seed": config.data.seed}
-    ledger = Ledger(folder, header, memory)
+    ledger = SearchLedger(folder, header, memory)
     try:
         with ExitStack() as started:
             start_sandbox(config)
@@ -350,7 +351,8 @@ def _search(
                 display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
             if len(train) < settings.tasks + settings.confirm:
                 display.say(
-                    f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: the finalists "
+                    f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: "
+                    f"the finalists "
                     "play some of them a second time, with other seeds"
                 )
             clients = started.enter_context(_engines(config, plan))
@@ -369,7 +371,7 @@ def _search(
                 ask=None if settings.proposer is None else teams.proposer(settings.proposer),
                 tasks=TaskTexts.of([task.prompt for task in (*train, *val)], [*start, *parts]),
                 say=display.say,
-                shown=display.shown,
+                on_batch=display.on_batch,
             )
             search = TeamSearch(inputs, ledger)
             asyncio.run(search.run())
@@ -391,11 +393,11 @@ def _tasks(config: RunConfig, tokenizer: Any, measures: Sequence[Any]) -> tuple[
 
 
 def _say_result(search: TeamSearch, display: SearchDisplay, path: Path) -> None:
-    chosen = search.chosen
-    assert chosen is not None, "the search has ended"
-    if chosen.held_out:
-        mean = sum(e.score for e in chosen.held_out) / len(chosen.held_out)
-        display.say(f"the chosen team scores {mean:.1%} on {len(chosen.held_out)} held-out tasks")
+    choice = search.chosen
+    assert choice is not None, "the search has ended"
+    if choice.held_out:
+        mean = sum(e.score for e in choice.held_out) / len(choice.held_out)
+        display.say(f"the chosen team scores {mean:.1%} on {len(choice.held_out)} held-out tasks")
     display.say(f"{path.parent / 'best.yaml'}\n{path}")
 
 

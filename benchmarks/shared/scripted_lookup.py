@@ -53,7 +53,11 @@ do:
 return: [shelf, code]
 """
 # What follows the code.
-FILED = "  - if: {observation: asks, is: shelf}\n    do: [{call: Filer, id: shelf, sees: [code]}]\nreturn: [shelf, code]\n"
+FILED = """\
+  - if: {observation: asks, is: shelf}
+    do: [{call: Filer, id: shelf, sees: [code]}]
+return: [shelf, code]
+"""
 
 
 def start_team() -> Team:
@@ -67,8 +71,8 @@ def roles_team() -> Team:
 
 
 def hand_written(tries: int, votes: int) -> Team:
-    """Return a team whose Solver, or vote of Solvers, is checked, with `tries` tries (1: not checked), and the
-    Filer.
+    """Return a team whose Solver, or vote of Solvers, is checked, with `tries` tries (1: not
+    checked), and the Filer.
     """
     step = f"{{vote: Solver, n: {votes}, id: code}}" if votes > 1 else "{call: Solver, id: code}"
     if tries > 1:

@@ -1,5 +1,5 @@
-"""`verl-mas evolve` as users run it, with the engine `hf` and a tiny model: a search, its files, a kill, and what is
-refused before a model loads.
+"""`verl-mas evolve` as users run it, with the engine `hf` and a tiny model: a search, its files, a kill, and
+what is refused before a model loads.
 """
 
 from __future__ import annotations

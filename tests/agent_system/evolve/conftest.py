@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_system.evolve.edits import Parts
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.replay import ReplayMemory
 from agent_system.evolve.search import SearchInputs, TeamSearch
 from agent_system.evolve.settings import EvolveSettings
@@ -39,7 +39,7 @@ def make_search(tmp_path: Path, start: Team, parts: Parts) -> MakeSearch:
         settings = EvolveSettings(**SMALL | {n: v for n, v in given.items() if n in names})
         inputs = {n: v for n, v in given.items() if n not in names}
         memory = ReplayMemory(tmp_path / folder / "replies.jsonl")
-        ledger = Ledger(tmp_path / folder, {"seed": seed}, memory)
+        ledger = SearchLedger(tmp_path / folder, {"seed": seed}, memory)
         player = player or ScriptedPlayer(seed)
         if isinstance(player, ScriptedPlayer):
             player.memory = memory

@@ -1,5 +1,5 @@
-"""A search in the scripted world as a process of its own, to be killed: `scripted_search.py FOLDER SECONDS`, the
-time that every batch takes at least.
+"""A search in the scripted world as a process of its own, to be killed: `scripted_search.py FOLDER SECONDS`,
+the time that every batch takes at least.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import Batch
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.replay import ReplayMemory
 from agent_system.evolve.report import write_report
 from agent_system.evolve.search import SearchInputs, TeamSearch
@@ -34,7 +34,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     memory = ReplayMemory(folder / "replies.jsonl")
     settings = EvolveSettings(tasks=32, confirm=32, generations=4, children=2, budget_tokens=20_000)
-    ledger = Ledger(folder, {"seed": 5}, memory)
+    ledger = SearchLedger(folder, {"seed": 5}, memory)
     player = SlowPlayer(5, memory=memory)
     parts = Parts.of([start_team(), roles_team()])
     search = TeamSearch(SearchInputs(settings, 5, [start_team()], parts, player, num_val=32), ledger)

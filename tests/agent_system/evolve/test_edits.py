@@ -165,7 +165,8 @@ def test_an_edit_that_does_not_fit_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no list", "[]", "[1]", '[{"op": "exec", "at": "x"}]', '[{"op": "drop"}]', "[" * 50_000, "[" + "9" * 70_000,
+    ["", "no list", "[]", "[1]", '[{"op": "exec", "at": "x"}]', '[{"op": "drop"}]', "[" * 50_000,
+     "[" + "9" * 70_000,
      '[{"op": "drop", "at": "do[0]", "code": "x"}]', '[{"op": "loop", "at": "do[0]", "n": true}]',
      '[{"op": "loop", "at": "do[0]", "n": 1e999}]', json.dumps([{"op": "drop", "at": "do[0]"}] * 4)],
 )  # fmt: skip
@@ -179,8 +180,9 @@ def test_a_reply_that_is_no_list_of_edits_is_refused_at_once(text: str) -> None:
 @pytest.mark.parametrize(
     "step",
     [{}, {"call": 7}, {"loop": 2, "do": 5}, {"loop": 2, "do": ["x"]}, {"vote": [1, {}]}, {"parallel": 3},
-     {"stop": {"of": {"a": 1}, "is": 1}}, {"if": {"of": []}, "do": [{"call": "Solver"}]}, {"call": "Solver", "sees": 4},
-     {"call": "Solver", "id": ["a"]}, {"call": "Solver", "id": "no name!"}, {"loop": 10**9, "do": [{"call": "Solver"}]}],
+     {"stop": {"of": {"a": 1}, "is": 1}}, {"if": {"of": []}, "do": [{"call": "Solver"}]},
+     {"call": "Solver", "sees": 4}, {"call": "Solver", "id": ["a"]}, {"call": "Solver", "id": "no name!"},
+     {"loop": 10**9, "do": [{"call": "Solver"}]}],
 )  # fmt: skip
 @pytest.mark.parametrize("op", ["swap", "insert"])
 def test_what_is_no_step_is_refused(start: Team, parts: Parts, op: str, step: dict[str, Any]) -> None:

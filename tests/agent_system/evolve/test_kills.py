@@ -1,5 +1,5 @@
-"""A search that is killed at any moment and started again ends with the same bytes, and has paid for one batch
-more a kill at most.
+"""A search that is killed at any moment and started again ends with the same bytes, and has paid for one
+batch more a kill at most.
 """
 
 from __future__ import annotations

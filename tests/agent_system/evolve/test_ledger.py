@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent_system.evolve.ledger import Ledger, LedgerError
+from agent_system.evolve.ledger import LedgerError, SearchLedger
 from agent_system.evolve.replay import ReplayMemory
 
 
-def opened(folder: Path, header: Mapping[str, Any] = {"seed": 1, "keys": {"a": 1}}) -> Ledger:
-    return Ledger(folder, header, ReplayMemory())
+def opened(folder: Path, header: Mapping[str, Any] = {"seed": 1, "keys": {"a": 1}}) -> SearchLedger:
+    return SearchLedger(folder, header, ReplayMemory())
 
 
 async def filled(folder: Path, count: int = 3) -> bytes:

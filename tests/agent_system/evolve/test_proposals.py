@@ -1,5 +1,5 @@
-"""Edits that a model writes: what it is told, what it may say, and what invalid replies cost. The teams play in
-the real collector with scripted engines.
+"""Edits that a model writes: what it is told, what it may say, and what invalid replies cost. The teams play
+in the real collector with scripted engines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from agent_system.environment import Task
 from agent_system.evolve.edits import EditRefused, Parts
 from agent_system.evolve.evaluate import TeamPlayer
-from agent_system.evolve.ledger import Ledger
+from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.propose import EDITS, TaskTexts, edited_team, structure
 from agent_system.evolve.replay import ReplayClient, ReplayMemory
 from agent_system.evolve.search import AskModel, SearchInputs, TeamSearch
@@ -91,7 +91,7 @@ class World:
         parts = Parts.of([start, Team.parse(ROLES)])
         tasks = TaskTexts.of([t.prompt for t in TASKS], [start])
         inputs = SearchInputs(self.settings, 0, [start], parts, self.player, 32, ask=ask, tasks=tasks)
-        return TeamSearch(inputs, Ledger(self.folder, {}, self.memory))
+        return TeamSearch(inputs, SearchLedger(self.folder, {}, self.memory))
 
     def proposer(self, replies: Callable[[int], str]) -> AskModel:
         """An asked model, whose reply follows from the number of questions before."""
@@ -119,8 +119,8 @@ async def test_the_ground_truth_reaches_no_prompt_of_an_agent_or_a_proposer(
     search = world.search(world.proposer(lambda number: edits[number % len(edits)]))
     await search.run()
     assert len(world.questions) >= 6 and len(world.prompts) > 100
-    told = [question.partition("Episodes with a wrong answer:\n")[2].partition("Earlier edits")[0] for question in
-            world.questions]  # fmt: skip
+    begin, end = "Episodes with a wrong answer:\n", "Earlier edits"
+    told = [question.partition(begin)[2].partition(end)[0] for question in world.questions]
     assert all(text.count("Task: the very rare item") == 3 and "  Solver: " in text for text in told)
     shown = [*told, *world.prompts]
     assert all(f" {MARKER}" not in text and f"'{MARKER}'" not in text for text in shown)
@@ -203,8 +203,8 @@ def test_the_form_of_a_reply_is_a_json_schema_of_the_edits() -> None:
     assert form["format"]["json_schema"] == EDITS.json_schema()
     ops = {schema["properties"]["op"]["const"] for schema in EDITS.json_schema()["$defs"].values()}
     assert ops == {
-        "call", "insert", "drop", "who", "loop", "limit", "vote", "votes", "check", "branch", "see", "swap", "split",
-        "merge", "tool", "memory", "prompt",
+        "call", "insert", "drop", "who", "loop", "limit", "vote", "votes", "check", "branch", "see", "swap",
+        "split", "merge", "tool", "memory", "prompt",
     }  # fmt: skip
 
 
@@ -224,7 +224,8 @@ async def test_episodes_are_paired_by_seeds_and_equal_calls_replayed(tmp_path: P
     again = await world.player.play([alone], 0, 16)
     assert again.engine_calls == 0 and again.episodes == [batch.episodes[0]]
     kept = await world.player.play([vote_of_3], 0, 16)
-    assert kept.engine_calls == 0 and kept.episodes == [batch.episodes[1]], "kept votes do not read each other"
+    assert kept.engine_calls == 0
+    assert kept.episodes == [batch.episodes[1]], "votes that are kept do not read each other"
     later = await world.player.play([alone], len(TASKS), 16)
     assert later.engine_calls == 16, "a second pass over the tasks has other seeds"
 

@@ -14,8 +14,8 @@ import pytest
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.archive import (
     Archive,
-    Candidate,
     EvolutionPolicy,
+    TeamCandidate,
     TreePolicy,
     mean_score,
     pareto_front,
@@ -165,16 +165,17 @@ async def test_a_budget_for_less_than_three_generations_is_an_error(make_search:
 
 def candidate(
     number: int, team: Team, score: float, tokens: int, critical: int, tasks: int = 64
-) -> Candidate:
+) -> TeamCandidate:
     wins = round(score * tasks)
     played = [PlayedEpisode(float(i < wins), tokens, critical) for i in range(tasks)]
-    return Candidate(number, team, str(number), state="whole", episodes=played)
+    return TeamCandidate(number, team, str(number), state="whole", episodes=played)
 
 
 def test_parents_come_from_the_best_of_every_cell_of_the_map(start: Team) -> None:
     scores = [(0.2, 4, 4), (0.3, 5, 5), (0.6, 20, 20), (0.5, 20, 20), (0.55, 20, 4), (0.9, 100, 30)]
     archive = Archive(0.0, 0.01, [candidate(i, start, *s) for i, s in enumerate(scores)])
-    archive.candidates.append(Candidate(6, start, "6", state="out", episodes=archive.candidates[5].episodes))
+    best = archive.candidates[5].episodes
+    archive.candidates.append(TeamCandidate(6, start, "6", state="out", episodes=best))
     policy = EvolutionPolicy()
     assert [c.number for c in policy.elites(archive)] == [1, 2, 4, 5]
     drawn = Counter(policy.parent(archive, random.Random(seed)).number for seed in range(400))
