@@ -48,7 +48,7 @@ logger = logging.getLogger("evolve")
 FIXED = 256
 # Tasks that no search plays: its stream ends long before.
 FRESH = 100_000
-HAND_WRITTEN = [(tries, votes) for votes in (1, 3) for tries in (1, 3, 5, 7, 9, 12)]
+HAND_WRITTEN = [(tries, 1) for tries in (3, 5, 7, 9, 12)]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--searches", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="seed of the first search")
-    parser.add_argument("--truth", type=int, default=2304, help="tasks on which true utilities are measured")
+    parser.add_argument("--truth", type=int, default=1536, help="tasks on which true utilities are measured")
     parser.add_argument("--policy", choices=("evolution", "tree"), default="evolution")
     parser.add_argument("--generations", type=int, default=10)
     args = parse_args(parser, searches=2, truth=768)
