@@ -31,7 +31,6 @@ def ended(folder: Path) -> int:
     return len((folder / "batches").read_text())
 
 
-@pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_kills_change_nothing_but_the_price_of_a_batch(
     tmp_path: Path, request: pytest.FixtureRequest
