@@ -90,8 +90,8 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("evolve.children=0", "evolve.children=0: expected int, at least 1"),
-        ("evolve.childs=2", "unknown key evolve.childs; did you mean evolve.children?"),
+        ("evolve.children=0", "evolve.children=0: expected at least 1 and at most 64"),
+        ("evolve.childs=2", "unknown key evolve.childs; did you mean 'evolve.children'?"),
         ("evolve.start=[]", "evolve.start is empty"),
         ("evolve.start=[gone.yaml]", "gone.yaml: cannot be read"),
         ("evolve.proposer=Nobody", "evolve.proposer=Nobody: no agent of the run"),
