@@ -360,12 +360,11 @@ class LimitEdit(TeamEdit):
             step["loop"] = self.n
             return
         steps, number = self.around(value)
-        inner = [s for s in step["do"] if "stop" not in s]
-        steps[number : number + 1] = inner
-        last_only = [s["id"] for s in inner if s.get("unless") == {"loop": "last"}]
-        value_steps = [s for s in inner if s.get("id") not in last_only]
-        steps[number : number + len(inner)] = value_steps
-        forget(value, last_only)
+        # in an only round, which is the last one, they are never called
+        unused = [s["id"] for s in step["do"] if s.get("unless") == {"loop": "last"}]
+        left = [s for s in step["do"] if "stop" not in s and s.get("id") not in unused]
+        steps[number : number + 1] = left
+        forget(value, unused)
 
 
 class VoteEdit(TeamEdit):
