@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from agent_system.evolve.settings import EvolveConfig  # noqa: E402
 from verl.compat.defaults import DR_MAS_DEFAULTS, VERL_DEFAULTS  # noqa: E402
 from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
 from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
@@ -46,6 +47,14 @@ and meaning are the same. In a configuration made in Python, `RunConfig()`, each
 
 | keys | as | have an effect with |
 |---|---|---|
+"""
+EVOLVE_HEADER = """
+## Keys of `verl-mas evolve`
+
+They are read by [the search for a team](evolve.md) alone, beside the keys of a run.
+
+| key | type | default | allowed | meaning |
+|---|---|---|---|---|
 """
 OPTIONS_HEADER = """
 ## Keys of one estimator or loss
@@ -114,6 +123,15 @@ def render(declared: Iterable[Key]) -> str:
         place = f"the keys of `{group[0].same_as}`, with values of their own" if group[0].same_as else same
         pages.append(row(f"under `{section[:-1]}`: {names}", place, effect(group[0].effect[:1], group[0])))
     return "".join(pages)
+
+
+def render_evolve(declared: Iterable[Key]) -> str:
+    """Return the section of `keys(EvolveConfig)`."""
+    rows = [
+        row(f"`{key.name}`", type_of(key), f"`{key.default!r}`", allowed(key), key.meaning)
+        for key in declared
+    ]
+    return EVOLVE_HEADER + "".join(rows)
 
 
 def row(*cells: str) -> str:
@@ -220,7 +238,10 @@ def with_tables(page: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or with `--check` compare only; return the exit status (1: a page is out of date)."""
     old = {path: path.read_text(encoding="utf-8") if path.is_file() else "" for path in (DOC, MAP)}
-    new = {DOC: render(keys(RunConfig).values()), MAP: with_tables(old[MAP])}
+    new = {
+        DOC: render(keys(RunConfig).values()) + render_evolve(keys(EvolveConfig).values()),
+        MAP: with_tables(old[MAP]),
+    }
     if "--check" in arguments:
         stale = [path for path in new if new[path] != old[path]]
         sys.stderr.write(

@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("fixed")
 # Whole runs, scripts, recipes, commands of the docs, vLLM, Ray, hostile programs, servers, graders and judges
 # in processes of their own.
 INTEGRATION = (
+    "tests/agent_system/evolve/test_kills.py",
     "tests/agent_system/gateway/test_command.py",
     "tests/agent_system/rollout/test_endpoint.py",
     "tests/agent_system/sandbox/",
@@ -59,6 +60,8 @@ INTEGRATION = (
 # and of the configuration: model families, properties over many examples, and tests that wait.
 # `scripts/test.sh fast` leaves them out.
 SLOW = (
+    "tests/agent_system/evolve/test_edits.py",
+    "tests/agent_system/evolve/test_search.py",
     "tests/agent_system/gateway/test_bad_input.py",
     "tests/agent_system/gateway/test_frameworks.py",
     "tests/agent_system/gateway/test_history.py",

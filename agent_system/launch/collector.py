@@ -191,22 +191,16 @@ def _question(path: str | None) -> str:
         ) from error
 
 
-def build_collector(
-    config: RunConfig,
-    plan: RunPlan,
-    tokenizers: Mapping[str, Any],
-    clients: Mapping[str, Any],
-    workers: EnvWorkers | None = None,
-) -> Collector:
-    """Bind every agent to the client of its policy, or to its server, and build the team's
-    collector; environments run in `workers`.
-    """
-    agent_bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
+def agent_bindings(
+    config: RunConfig, plan: RunPlan, tokenizers: Mapping[str, Any], clients: Mapping[str, Any]
+) -> dict[str, AgentBinding | RemoteBinding]:
+    """Bind every agent of a run to the client of its policy, or to its server."""
+    bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
     for agent_id, row in policy_rows(config.agent, plan).items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
-        agent_bindings[agent_id] = AgentBinding(
+        bindings[agent_id] = AgentBinding(
             agent_id=agent_id,
             policy_id=row.policy_id,
             wg_id=row.wg_id,
@@ -221,10 +215,14 @@ def build_collector(
             structured=row.wg_id in structured,
             prompt_length_key=prompt_length_key(config.data, config.actor_rollout_ref, row.config.rollout),
         )
-    bindings = {agent_id: agent_bindings[agent_id] for agent_id in config.agent.agent_ids}
+    return {agent_id: bindings[agent_id] for agent_id in config.agent.agent_ids}
+
+
+def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
+    """Return the settings of a run's collector."""
     joint = config.critic.view == "joint" and bool(plan.critics)
     tree = replace(config.rollout.tree, k_per_agent=dict(plan.candidates))
-    settings = CollectorSettings(
+    return CollectorSettings(
         seed=config.data.seed,
         experiment_name=config.trainer.experiment_name,
         reward=config.reward,
@@ -247,11 +245,23 @@ def build_collector(
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
+
+
+def build_collector(
+    config: RunConfig,
+    plan: RunPlan,
+    tokenizers: Mapping[str, Any],
+    clients: Mapping[str, Any],
+    workers: EnvWorkers | None = None,
+) -> Collector:
+    """Bind every agent to the client of its policy, or to its server, and build the team's
+    collector; environments run in `workers`.
+    """
     return Collector.from_names(
         orchestra_type=config.agent.orchestra_type,
         env_name=config.env.env_name,
-        bindings=bindings,
-        settings=settings,
+        bindings=agent_bindings(config, plan, tokenizers, clients),
+        settings=collector_settings(config, plan),
         orchestra_options=orchestra_options(config.agent, config.gateway),
         env_params=config.env.params,
         workers=workers,

@@ -33,6 +33,7 @@ COMMANDS = {
         (),
         "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR",
     ),
+    "evolve": ("agent_system.evolve", (), "search for a team: evolve.start=[team.yaml] key=value ..."),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }
 

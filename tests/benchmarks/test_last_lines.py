@@ -126,6 +126,14 @@ def test_async_simulation_predicts_every_mode_where_training_takes_as_long_as_si
     assert "assumed for 8 GPUs, 16 episodes x 3 calls" in console
 
 
+def test_evolve_compares_searches_of_the_same_edits(forked_python: str) -> None:
+    sizes = ("--searches", "1", "--generations", "3", "--truth", "64")
+    result, console = run("evolve.py", *sizes, python=forked_python)
+    assert list(result) == ["episodes_share", "regret", "optimism", "calls_share"]
+    assert 0 < result["episodes_share"] < 1 and 0 <= result["regret"] < 1 and 0 < result["calls_share"] < 1
+    assert console.count("search 0, ") == 2
+
+
 def test_graph_compares_teams_that_make_as_many_calls(forked_python: str) -> None:
     sizes = ("--episodes", "16", "--replies", "40", "--rounds", "2", "--loads", "1")
     result, console = run("graph.py", *sizes, python=forked_python)

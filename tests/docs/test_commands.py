@@ -22,6 +22,11 @@ from verl.trainer.plan.derived_values import resolve_defaults
 
 SERVER = "python -m agent_system.workflows.search.world.server"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
+EVOLVE = (
+    "verl-mas evolve evolve.start=[start.yaml] evolve.parts=[parts.yaml] evolve.budget_tokens=2000000 "
+    "actor_rollout_ref.model.path=MODEL env.env_name=math data.train_files=train.parquet "
+    "data.val_files=test.parquet"
+)
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
@@ -46,6 +51,8 @@ ELSEWHERE = {
     "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
     "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",
     "bash examples/run_smollm2.sh": "tests/e2e/test_smollm2.py",
+    "bash examples/run_evolve.sh": "tests/e2e/test_evolve.py",
+    EVOLVE: "tests/e2e/test_evolve.py",
 }
 SCRIPT = "bash examples/run_"
 TEAMS = {

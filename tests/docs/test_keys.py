@@ -5,11 +5,12 @@ pages state are those of the declarations.
 import re
 from collections.abc import Iterator
 
+from agent_system.evolve.settings import EvolveConfig
 from tests.docs.pages import pages, prose
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import keys
 
-DECLARED = keys(RunConfig)
+DECLARED = {**keys(RunConfig), **keys(EvolveConfig)}
 # Pages that list keys without saying when: the generated reference, the names of upstreams, the overview, and
 # the page about the code.
 LISTS = {"docs/config.md", "docs/upstream_map.md", "docs/features.md", "docs/architecture.md"}

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from agent_system.evolve.settings import EvolveConfig
 from tests.docs.pages import anchors, blocks, code_spans, first_column, links, pages
 from tests.house.source import ROOT
 from verl.compat.keys import find_verl_key
@@ -20,9 +21,9 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import keys
 from verl.trainer.plan.command_line import FREE_FORM
 
-KEYS = {*keys(RunConfig)}
+KEYS = {*keys(RunConfig), *keys(EvolveConfig)}
 KEY = re.compile(
-    r"(?<![\w./])(?:data|actor_rollout_ref|critic|algorithm|reward|agent|env|rollout|sandbox|trainer|ray_init)\.[\w.]*\w"
+    r"(?<![\w./])(?:data|actor_rollout_ref|critic|algorithm|reward|agent|env|evolve|rollout|sandbox|trainer|ray_init)\.[\w.]*\w"
 )
 # Dotted names that look like keys and are none: files, and methods of the agent side.
 NOT_KEYS = {"data.pt", "env.step", "env.py"}

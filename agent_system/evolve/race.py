@@ -1,0 +1,37 @@
+"""The early rule-out of a new file, by a test that may be looked at after every task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST = 0.75
+RULED_OUT = 5.0
+
+
+def is_ruled_out(differences: Sequence[float], margin: float, limit: float = RULED_OUT) -> bool:
+    """Return whether a new file is ruled out by its results so far.
+
+    The wealth of a bet against the file, K *= 1 + lam * (margin - d) / (1 + margin), is a
+    non-negative supermartingale for a file that is better by `margin` or more, so such a file is
+    ruled out with a probability of at most 1 / `limit`, whenever one looks (Ville 1939; betting as
+    in Waudby-Smith and Ramdas 2024). The stake lam depends on earlier tasks alone: it is the
+    growth-optimal one for their mean and mean square.
+
+    Args:
+        differences: score of the new file less that of the incumbent, one number per task, cut to
+            [-1, 1]; the tasks and seeds are the same.
+        margin: from 0 to 1.
+        limit: of the wealth; infinite: never.
+    """
+    wealth = 1.0
+    total = 0.0
+    squares = 0.0
+    for d in differences:
+        gain = (margin - min(max(d, -1.0), 1.0)) / (1.0 + margin)
+        stake = min(max(total / squares, 0.0), MOST) if squares > 0 else 0.0
+        wealth *= 1.0 + stake * gain
+        if wealth >= limit:
+            return True
+        total += gain
+        squares += gain * gain
+    return False

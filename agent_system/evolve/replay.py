@@ -1,0 +1,144 @@
+"""Replies of engines that are kept, so that a request that was made before costs nothing.
+
+A reply depends on weights, prompt, sampling and seed only, so a team that differs from another one
+in a few steps makes most of its requests a second time. Kept replies are written to a file before
+the line of the ledger that counts them, so a search that goes on after a kill counts as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from verl.protocol.generate import GenerateRequest, Generation, RolloutClient
+
+MOST_REPLIES = 200_000
+
+
+class ReplayMemory:
+    """Replies by request, of all engines of a search; the oldest are forgotten.
+
+    Attributes:
+        tokens: tokens that engines have generated since `commit`.
+        replies: replies that engines have generated since `commit`.
+    """
+
+    def __init__(self, path: Path | None = None, most: int = MOST_REPLIES) -> None:
+        """Keep at most `most` replies, and write them to `path`, if given."""
+        self.tokens = 0
+        self.replies = 0
+        self._path = path
+        self._most = most
+        self._size = 0
+        self._kept: dict[str, list[Generation]] = {}
+        self._new: dict[str, list[Generation]] = {}
+        self._open: dict[str, asyncio.Future[list[Generation]]] = {}
+        self._versions: set[int] = set()
+
+    def load(self, size: int) -> None:
+        """Read the first `size` bytes of the file, and cut it there."""
+        if self._path is None:
+            return
+        with open(self._path, "ab") as file:
+            file.truncate(size)
+        self._size = size
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            key, replies = json.loads(line)
+            self._keep(key, [_reply(*reply) for reply in replies])
+
+    async def reply(self, key: str, request: Awaitable[list[Generation]]) -> list[Generation]:
+        """Return the kept replies of a request, or those that an engine gives; one that is made
+        twice at the same time goes to the engine once.
+
+        Raises AgentSystemError for a reply of other weights than those before.
+        """
+        kept_replies = self._kept.get(key) or self._new.get(key)
+        if kept_replies is not None:
+            _close(request)
+            # the other calls of a vote begin before this one ends, as they do with an engine
+            await asyncio.sleep(0)
+            return kept_replies
+        future = self._open.get(key)
+        if future is None:
+            future = self._open[key] = asyncio.ensure_future(request)
+            future.add_done_callback(lambda ended: self._arrived(key, ended))
+        else:
+            _close(request)
+        replies = await asyncio.shield(future)
+        if len(self._versions) > 1:
+            raise AgentSystemError(
+                f"the weights changed during the search (versions {sorted(self._versions)}): scores of "
+                "different weights cannot be compared"
+            )
+        return replies
+
+    def commit(self) -> int:
+        """Keep the new replies, in an order that does not depend on their arrival, and return the
+        size of the file.
+        """
+        lines = []
+        for key, replies in sorted(self._new.items()):
+            lines.append(json.dumps([key, [_fields(r) for r in replies]], separators=(",", ":")) + "\n")
+            self._keep(key, replies)
+        self._new.clear()
+        self.tokens = 0
+        self.replies = 0
+        if self._path is not None and lines:
+            content = "".join(lines).encode()
+            with open(self._path, "ab") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self._size += len(content)
+        return self._size
+
+    def _arrived(self, key: str, future: asyncio.Future[list[Generation]]) -> None:
+        del self._open[key]
+        if future.cancelled() or future.exception() is not None:
+            return
+        replies = future.result()
+        self._new[key] = replies
+        self.replies += len(replies)
+        self.tokens += sum(len(reply.token_ids) for reply in replies)
+        self._versions.update(reply.version for reply in replies)
+
+    def _keep(self, key: str, replies: list[Generation]) -> None:
+        self._kept[key] = replies
+        if len(self._kept) > self._most:
+            del self._kept[next(iter(self._kept))]
+
+
+class ReplayClient:
+    """A `RolloutClient` that answers requests that were made before from memory."""
+
+    def __init__(self, client: RolloutClient, name: str, memory: ReplayMemory) -> None:
+        """Ask `client`, an engine of the worker group `name`."""
+        self._client = client
+        self._name = name
+        self._memory = memory
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """Return the replies. Raise as the engine does."""
+        what = (self._name, request.adapter, request.prompt_ids, request.sampling, request.seed, request.n)
+        key = hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
+        return await self._memory.reply(key, self._client.generate(request))
+
+
+def _close(request: Awaitable[Any]) -> None:
+    close = getattr(request, "close", None)
+    if close is not None:
+        close()  # a coroutine that is never awaited warns
+
+
+def _fields(reply: Generation) -> list[Any]:
+    return [list(reply.token_ids), list(reply.log_probs), reply.stop_reason, reply.version]
+
+
+def _reply(token_ids: list[int], log_probs: list[float], stop_reason: Any, version: int) -> Generation:
+    return Generation(tuple(token_ids), tuple(log_probs), stop_reason, version=version)

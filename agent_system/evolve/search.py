@@ -1,0 +1,372 @@
+"""The search: generations of new files that play the tasks, then the finalists on fresh ones.
+
+Everything that costs tokens, or that is decided, is an event of the ledger. All decisions fall at
+the ends of batches, so nothing depends on which episode ends first.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_system.errors import AgentSystemError
+from agent_system.evolve.archive import (
+    POLICIES,
+    Archive,
+    TeamCandidate,
+    failures,
+    mean_score,
+    mean_tokens,
+    pareto_front,
+)
+from agent_system.evolve.edits import EditRefused, Parts, TeamEdit, dump, normal
+from agent_system.evolve.evaluate import BATCH, PlayedEpisode, Player, batch_line, episodes_of
+from agent_system.evolve.ledger import SearchLedger
+from agent_system.evolve.propose import ParentFacts, TaskTexts, ask_for_edits, draw_team, edited_team
+from agent_system.evolve.race import RULED_OUT, is_ruled_out
+from agent_system.evolve.settings import EvolveSettings
+from agent_system.rollout.seeds import stable_seed
+from agent_system.workflows.graph.team import Team
+
+FINALISTS = 4
+MOST_HELD_OUT = 8
+FEWEST_GENERATIONS = 3
+INVALID_IN_A_ROW = 3
+EARLIER = 8
+MOST_STORIES = 3
+
+# Asks the proposer: text and seed; returns its reply and the tokens that it took.
+AskModel = Callable[[str, int], Awaitable[tuple[str, int]]]
+
+
+@dataclass
+class TokenCounts:
+    """What a search has paid for.
+
+    Attributes:
+        proposals: tokens of the proposer.
+        play, confirm, held_out: tokens that engines generated for episodes, by their purpose.
+        logical: tokens of the episodes' replies, kept ones included.
+        calls, engine_calls: replies of the episodes, and those that engines generated.
+        episodes: number of episodes, without those that are held out.
+    """
+
+    proposals: int = 0
+    play: int = 0
+    confirm: int = 0
+    held_out: int = 0
+    logical: int = 0
+    calls: int = 0
+    engine_calls: int = 0
+    episodes: int = 0
+
+    @property
+    def spent(self) -> int:
+        """Tokens that count for the budget."""
+        return self.proposals + self.play + self.confirm
+
+
+@dataclass(frozen=True)
+class SearchInputs:
+    """What a search is given.
+
+    Attributes:
+        settings: the keys under `evolve`.
+        seed: `data.seed`.
+        start: the teams that it begins with.
+        parts: what edits take from other files.
+        player: plays teams.
+        num_val: number of tasks that are held out; 0: none are played.
+        votes: agents do not always reply the same.
+        ask: asks the proposer; None: edits are drawn.
+        tasks: texts of tasks that a proposer may not repeat.
+        say: shows a line to the user.
+        on_batch: called after every batch.
+        limit: of the wealth with which a file is ruled out.
+    """
+
+    settings: EvolveSettings
+    seed: int
+    start: Sequence[Team]
+    parts: Parts
+    player: Player
+    num_val: int = 0
+    votes: bool = True
+    ask: AskModel | None = None
+    tasks: TaskTexts = field(default_factory=TaskTexts)
+    say: Callable[[str], None] = lambda text: None
+    on_batch: Callable[[TeamSearch], None] = lambda search: None
+    limit: float = RULED_OUT
+
+
+class TeamSearch:
+    """A search; `run` is called once.
+
+    Attributes:
+        archive: the files with their results.
+        counts: what it has paid for.
+        chosen: the file that it chose; None before its end.
+        generation: number of the last generation that has begun.
+        stopped: why it ended before `evolve.generations`; empty if it did not.
+    """
+
+    def __init__(self, inputs: SearchInputs, ledger: SearchLedger) -> None:
+        self.inputs = inputs
+        self.settings = inputs.settings
+        self.ledger = ledger
+        self.archive = Archive(self.settings.price, self.settings.margin)
+        self.counts = TokenCounts()
+        self.chosen: TeamCandidate | None = None
+        self.generation = 0
+        self.stopped = ""
+        self._policy = POLICIES[self.settings.policy]()
+        self._stories: dict[str, list[Mapping[str, Any]]] = {}
+
+    async def run(self) -> TeamCandidate:
+        """Search, and return the file that is chosen.
+
+        Raises AgentSystemError for a search that can find nothing, and the errors of the player.
+        """
+        await self._begin()
+        while self.generation < self.settings.generations and self.left() > 0:
+            self.generation += 1
+            await self._play(await self._children())
+            self._say_generation()
+        finalists = self.archive.finalists(FINALISTS)
+        if self.settings.confirm:
+            await self._rounds(finalists, self.settings.tasks, self.settings.confirm, "confirm")
+        self.chosen = self.archive.best(finalists, final_episodes)
+        await self._play_held_out(self.chosen)
+        line = {"event": "chosen", "file": self.chosen.key, "finalists": [c.key for c in finalists]}
+        await self.ledger.event(line, _nothing)
+        return self.chosen
+
+    def left(self) -> float:
+        """Return the tokens left for generations: the budget without what the finalists will take."""
+        if self.settings.budget_tokens is None:
+            return math.inf
+        finalists = self.archive.finalists(FINALISTS) if self.archive.whole else []
+        confirm = sum(self.settings.confirm * mean_tokens(c.episodes) for c in finalists)
+        return self.settings.budget_tokens - self.counts.spent - confirm
+
+    def front(self) -> list[TeamCandidate]:
+        """Return the front of score and tokens of the finalists, on the tasks of these."""
+        return pareto_front([c for c in self.archive.whole if c.confirmed], lambda c: c.confirmed)
+
+    async def _begin(self) -> None:
+        """Play the start files. Raise AgentSystemError where a search is of no use."""
+        start = [self.inputs.parts.team(normal(team.source.value)) for team in self.inputs.start]
+        for team in start:
+            if team.key() not in self.archive.keys:
+                self.archive.candidates.append(TeamCandidate(len(self.archive.candidates), team, team.key()))
+        await self._rounds(self.archive.candidates, 0, self.settings.tasks, "play")
+        for candidate in self.archive.candidates:
+            candidate.state = "whole"
+        scores = [mean_score(c.episodes) for c in self.archive.candidates]
+        if max(scores) == 0 or min(scores) == 1:
+            causes = failures(self.archive.candidates[0].episodes)
+            why = f" ({dict(causes)} of its episodes failed)" if causes else ""
+            raise AgentSystemError(
+                f"the start files score {max(scores):.0f} on all {self.settings.tasks} tasks{why}, "
+                f"so no edit "
+                "can be told from another; use other tasks, a longer warm start or another file"
+            )
+        first = self.archive.candidates[0]
+        self.inputs.say(
+            f"start: score {mean_score(first.episodes):.3f}, {mean_tokens(first.episodes):.1f} "
+            f"tokens an episode"
+        )
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """Say how many generations the budget buys. Raise AgentSystemError for less than three."""
+        settings = self.settings
+        if settings.budget_tokens is None:
+            return
+        first = self.archive.candidates[0]
+        one = settings.children * settings.tasks * mean_tokens(first.episodes)
+        bought = math.floor(max(self.left(), 0) / one)
+        if bought < FEWEST_GENERATIONS:
+            needed = math.ceil(settings.budget_tokens - self.left() + FEWEST_GENERATIONS * one)
+            raise AgentSystemError(
+                f"evolve.budget_tokens={settings.budget_tokens} buys {bought} generations of "
+                f"{settings.children} files that play {settings.tasks} tasks as the first start "
+                f"file does, and "
+                f"the finalists; a search needs {FEWEST_GENERATIONS}: {needed} or more"
+            )
+        self.inputs.say(
+            f"the budget of {settings.budget_tokens} tokens buys about {bought} generations of the "
+            f"size of the "
+            "start file"
+        )
+
+    async def _children(self) -> list[TeamCandidate]:
+        """Return the new files of a generation."""
+        children: list[TeamCandidate] = []
+        invalid = 0
+        for number in range(self.settings.children * INVALID_IN_A_ROW):
+            if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self.left() <= 0:
+                break
+            rng = random.Random(stable_seed(self.inputs.seed, "evolve/propose", self.generation, number))
+            parent = self._policy.parent(self.archive, rng)
+            edited = await self._proposed(parent, number, rng)
+            if edited is None:
+                invalid += 1
+                continue
+            invalid = 0
+            edits, team = edited
+            child = TeamCandidate(
+                len(self.archive.candidates), team, team.key(), parent.number, dump(edits), self.generation
+            )
+            self.archive.candidates.append(child)
+            children.append(child)
+        return children
+
+    async def _proposed(
+        self, parent: TeamCandidate, number: int, rng: random.Random
+    ) -> tuple[list[TeamEdit], Team] | None:
+        """Return edits of a file and the new file; None for none that is valid and new."""
+        line: dict[str, Any] = {
+            "event": "proposal", "generation": self.generation, "number": number, "parent": parent.key,
+        }  # fmt: skip
+        if self.inputs.ask is None:
+            edited = self._drawn(parent, rng)
+            file = {"file": edited[1].key(), "edits": dump(edited[0])} if edited else {"file": None}
+            await self.ledger.event(line | file, _nothing)
+            return edited
+        reply = await self.ledger.event(line, lambda: self._ask(parent, number))
+        self.counts.proposals += reply["tokens"]
+        for text in reversed(reply["replies"]):
+            try:
+                edited = edited_team(text, parent.team, self.inputs.parts, self.inputs.tasks)
+            except EditRefused:
+                continue
+            return None if edited[1].key() in self.archive.keys else edited
+        return None
+
+    def _drawn(self, parent: TeamCandidate, rng: random.Random) -> tuple[list[TeamEdit], Team] | None:
+        others = [c.team for c in self.archive.whole if c is not parent]
+        for _ in range(10):
+            edited = draw_team(parent.team, self.inputs.parts, others, rng, votes=self.inputs.votes)
+            if edited is not None and edited[1].key() not in self.archive.keys:
+                return edited
+        return None
+
+    async def _ask(self, parent: TeamCandidate, number: int) -> Mapping[str, Any]:
+        """Ask the proposer to edit a file."""
+        ask = self.inputs.ask
+        assert ask is not None, "there is a proposer"
+        tokens = 0
+
+        async def counted(text: str, attempt: int) -> str:
+            nonlocal tokens
+            seed = stable_seed(self.inputs.seed, "evolve/ask", self.generation, number, attempt)
+            reply, used = await ask(text, seed)
+            tokens += used
+            return reply
+
+        whole = [c for c in self.archive.whole if c.edits]
+        facts = ParentFacts(
+            parent.team,
+            mean_score(parent.episodes),
+            mean_tokens(parent.episodes),
+            self._stories.get(parent.key, [])[:MOST_STORIES],
+            [{"edits": c.edits, "score": round(mean_score(c.episodes), 3)} for c in whole[-EARLIER:]],
+        )
+        replies = await ask_for_edits(facts, self.inputs.parts, counted, self.inputs.tasks)
+        return {**replies, "tokens": tokens}
+
+    async def _play(self, children: Sequence[TeamCandidate]) -> None:
+        """Play new files until they have played all tasks, are ruled out, or the budget is spent.
+
+        A batch that is paid for is always counted.
+        """
+        incumbent = self.archive.incumbent()
+        playing = list(children)
+        for first in range(0, self.settings.tasks, BATCH):
+            if not playing:
+                return
+            if self.left() <= 0:
+                self.stopped = "the budget is spent"
+                for child in playing:
+                    child.state = "unfinished"
+                return
+            await self._batch(playing, first, min(BATCH, self.settings.tasks - first), "play")
+            for child in playing:
+                if self._is_out(child, incumbent):
+                    child.state = "out"
+            playing = [child for child in playing if child.state == "playing"]
+        for child in playing:
+            child.state = "whole"
+
+    def _is_out(self, child: TeamCandidate, incumbent: TeamCandidate) -> bool:
+        pairs = zip(child.episodes, incumbent.episodes, strict=False)  # it has played less
+        differences = [self.archive.utility(c) - self.archive.utility(i) for c, i in pairs]
+        return is_ruled_out(differences, self.settings.margin, self.inputs.limit)
+
+    async def _play_held_out(self, choice: TeamCandidate) -> None:
+        """Play the tasks that are held out: the front with the chosen file, and the start files."""
+        others = [c for c in self.archive.candidates if c.parent is None]
+        files = list({c.number: c for c in [choice, *self.front(), *others]}.values())[:MOST_HELD_OUT]
+        await self._rounds(files, 0, self.inputs.num_val, "held_out")
+
+    async def _rounds(
+        self, candidates: Sequence[TeamCandidate], first: int, count: int, purpose: str
+    ) -> None:
+        """Play tasks in batches."""
+        for place in range(first, first + count, BATCH):
+            await self._batch(candidates, place, min(BATCH, first + count - place), purpose)
+
+    async def _batch(self, candidates: Sequence[TeamCandidate], first: int, count: int, purpose: str) -> None:
+        """Play one batch and count it."""
+        keys = [c.key for c in candidates]
+        line = {
+            "event": purpose, "generation": self.generation, "first": first, "count": count, "files": keys,
+        }  # fmt: skip
+
+        async def work() -> Mapping[str, Any]:
+            teams = [c.team for c in candidates]
+            held_out = purpose == "held_out"
+            batch = await self.inputs.player.play(teams, first, count, held_out=held_out)
+            return batch_line(batch, keys, stories=self.inputs.ask is not None and purpose == "play")
+
+        result = await self.ledger.event(line, work)
+        for candidate in candidates:
+            episodes = episodes_of(result["episodes"][candidate.key])
+            {"play": candidate.episodes, "confirm": candidate.confirmed, "held_out": candidate.held_out}[
+                purpose
+            ].extend(episodes)
+            self._stories.setdefault(candidate.key, []).extend(
+                result.get("stories", {}).get(candidate.key, ())
+            )
+            if purpose != "held_out":
+                self.counts.episodes += len(episodes)
+                self.counts.logical += sum(e.tokens for e in episodes)
+        setattr(self.counts, purpose, getattr(self.counts, purpose) + result["engine_tokens"])
+        if purpose != "held_out":
+            self.counts.calls += result["calls"]
+            self.counts.engine_calls += result["engine_calls"]
+        self.inputs.on_batch(self)
+
+    def _say_generation(self) -> None:
+        children = [c for c in self.archive.candidates if c.generation == self.generation]
+        out = sum(c.state == "out" for c in children)
+        best = self.archive.incumbent()
+        left = "" if self.settings.budget_tokens is None else f", {max(self.left(), 0):,.0f} tokens left"
+        self.inputs.say(
+            f"generation {self.generation}/{self.settings.generations}: {len(children)} new files, "
+            f"{out} ruled "
+            f"out; best {mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens{left}"
+        )
+
+
+def final_episodes(candidate: TeamCandidate) -> list[PlayedEpisode]:
+    """Return the episodes that choose: those on fresh tasks, or without any those of the stream."""
+    return candidate.confirmed or candidate.episodes
+
+
+async def _nothing() -> Mapping[str, Any]:
+    return {}

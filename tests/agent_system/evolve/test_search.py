@@ -1,0 +1,223 @@
+"""The search in the scripted world: what it finds, and the pitfalls of such searches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agent_system.errors import AgentSystemError
+from agent_system.evolve.archive import (
+    Archive,
+    EvolutionPolicy,
+    TeamCandidate,
+    TreePolicy,
+    mean_score,
+    pareto_front,
+)
+from agent_system.evolve.edits import Parts
+from agent_system.evolve.evaluate import Batch, PlayedEpisode
+from agent_system.evolve.report import report
+from agent_system.evolve.search import FINALISTS, TeamSearch
+from agent_system.workflows.graph.team import Team
+from benchmarks.shared.scripted_lookup import ScriptedPlayer, hand_written
+from tests.agent_system.evolve.conftest import MakeSearch
+from verl.protocol.generate import EngineGoneError
+
+
+def interval(mean: float, count: int, confidence: float) -> tuple[float, float]:
+    del count, confidence
+    return mean, mean
+
+
+def lines(search: TeamSearch) -> list[dict[str, Any]]:
+    text = (search.ledger.folder / "ledger.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("policy", ["evolution", "tree"])
+async def test_it_finds_a_better_team_than_the_start(make_search: MakeSearch, policy: str) -> None:
+    search = make_search(policy=policy, tasks=64, confirm=128, generations=8, children=4, num_val=64)
+    chosen = await search.run()
+    held_out = mean_score(chosen.held_out)
+    assert held_out > mean_score(search.archive.candidates[0].held_out) + 0.1
+    assert len(chosen.held_out) == 64
+    text = report(search, interval)
+    assert f"**{held_out:.1%} (" in text and "(optimism)" in text
+    assert "```mermaid" in text and "````diff" in text
+
+
+async def test_a_team_is_played_once_whatever_its_names(make_search: MakeSearch, start: Team) -> None:
+    search = make_search(generations=6, children=4)
+    await search.run()
+    keys = [c.key for c in search.archive.candidates]
+    assert len(keys) == len(set(keys)) > 10
+    renamed = Team.parse(start.text().replace("code", "answer"))
+    search = make_search("renamed")
+    object.__setattr__(search.inputs, "start", [start, renamed])
+    await search.run()
+    assert [c.key for c in search.archive.candidates if c.parent is None] == [
+        search.archive.candidates[0].key
+    ]
+
+
+async def test_random_delays_give_the_same_ledger(make_search: MakeSearch) -> None:
+    contents = []
+    for name in ("without", "with"):
+        rng = random.Random(name)
+
+        async def delay(rng: random.Random = rng) -> None:
+            await asyncio.sleep(0 if rng.random() < 0.5 else rng.random() / 1000)
+
+        player = ScriptedPlayer(1, delay=delay if name == "with" else None)
+        search = make_search(name, player=player)
+        await search.run()
+        contents.append((search.ledger.folder / "ledger.jsonl").read_bytes())
+    assert contents[0] == contents[1]
+
+
+async def test_failed_episodes_score_0_and_are_counted_by_cause(make_search: MakeSearch) -> None:
+    def cause(team: Team, place: int) -> str:
+        return "TimeoutError" if team.calls > 1 and place % 2 else ""
+
+    search = make_search(player=ScriptedPlayer(1, cause=cause))
+    await search.run()
+    failed = [e for c in search.archive.candidates for e in c.episodes if e.cause]
+    assert failed and {e.score for e in failed} == {0.0}
+    total = sum(bool(e.cause) for c in search.archive.candidates for e in (*c.episodes, *c.confirmed))
+    assert f"{total} x TimeoutError" in report(search, interval)
+    for candidate in search.archive.candidates:
+        if candidate.team.calls > 1 and candidate.episodes:
+            assert sum(bool(e.cause) for e in candidate.episodes) == len(candidate.episodes) // 2
+
+
+@pytest.mark.parametrize(("score", "why"), [(0.0, "'EngineError': 32"), (1.0, "score 1 on all 32 tasks")])
+async def test_a_start_that_solves_all_or_nothing_stops_the_search(
+    make_search: MakeSearch, score: float, why: str
+) -> None:
+    class Same:
+        async def play(
+            self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
+        ) -> Batch:
+            return Batch(
+                [[PlayedEpisode(score, 3, 3, "" if score else "EngineError")] * count for _ in teams]
+            )
+
+    with pytest.raises(AgentSystemError, match="no edit can be told from another") as caught:
+        await make_search(player=Same()).run()
+    assert why in str(caught.value)
+
+
+async def test_an_engine_that_is_gone_stops_the_search_and_loses_no_batch(make_search: MakeSearch) -> None:
+    class Dying(ScriptedPlayer):
+        async def play(
+            self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
+        ) -> Batch:
+            batches.append(first)
+            if len(batches) == dies_at:
+                raise EngineGoneError("gone")
+            return await super().play(teams, first, count, held_out=held_out)
+
+    batches: list[int] = []
+    dies_at = 0
+    search = make_search("whole", player=Dying(1))
+    await search.run()
+    whole = len(batches)
+    content = (search.ledger.folder / "ledger.jsonl").read_bytes()
+    batches.clear()
+    for dies_at in (2, 5, 8):  # noqa: B007 - read by the player
+        search = make_search("dying", player=Dying(1))
+        with pytest.raises(EngineGoneError):
+            await search.run()
+        search.ledger.close()
+    search = make_search("dying", player=Dying(1))
+    await search.run()
+    assert len(batches) == whole + 3
+    assert (search.ledger.folder / "ledger.jsonl").read_bytes() == content
+
+
+async def test_a_budget_is_kept_and_its_last_batch_is_counted(make_search: MakeSearch) -> None:
+    said: list[str] = []
+    search = make_search(generations=40, children=4, budget_tokens=6000, say=said.append)
+    await search.run()
+    assert "the budget of 6000 tokens buys about" in said[1]
+    played = [line for line in lines(search) if line["event"] in ("play", "confirm")]
+    assert search.counts.spent == sum(line["engine_tokens"] for line in played) <= 6000
+    assert search.generation < 40
+    assert sum(len(rows) for line in played for rows in line["episodes"].values()) == search.counts.episodes
+    told = [c for c in search.archive.candidates if c.state == "unfinished"]
+    assert all(f"{c.number}: " in report(search, interval) for c in told)
+
+
+async def test_a_budget_for_less_than_three_generations_is_an_error(make_search: MakeSearch) -> None:
+    with pytest.raises(
+        AgentSystemError, match=r"buys 0 generations.*a search needs 3: [0-9]+ or more"
+    ) as caught:
+        await make_search(budget_tokens=300).run()
+    enough = int(str(caught.value).split("needs 3: ")[1].split()[0])
+    await make_search("enough", budget_tokens=enough).run()
+
+
+def candidate(
+    number: int, team: Team, score: float, tokens: int, critical: int, tasks: int = 64
+) -> TeamCandidate:
+    wins = round(score * tasks)
+    played = [PlayedEpisode(float(i < wins), tokens, critical) for i in range(tasks)]
+    return TeamCandidate(number, team, str(number), state="whole", episodes=played)
+
+
+def test_parents_come_from_the_best_of_every_cell_of_the_map(start: Team) -> None:
+    scores = [(0.2, 4, 4), (0.3, 5, 5), (0.6, 20, 20), (0.5, 20, 20), (0.55, 20, 4), (0.9, 100, 30)]
+    archive = Archive(0.0, 0.01, [candidate(i, start, *s) for i, s in enumerate(scores)])
+    best = archive.candidates[5].episodes
+    archive.candidates.append(TeamCandidate(6, start, "6", state="out", episodes=best))
+    policy = EvolutionPolicy()
+    assert [c.number for c in policy.elites(archive)] == [1, 2, 4, 5]
+    drawn = Counter(policy.parent(archive, random.Random(seed)).number for seed in range(400))
+    # the best of three of four cells: the best one unless it is not drawn, then the second
+    assert set(drawn) == {5, 2}
+    assert drawn[5] / 400 == pytest.approx(0.75, abs=0.08)
+
+
+def test_a_tree_draws_every_file_and_better_ones_more_often(start: Team) -> None:
+    archive = Archive(0.0, 0.01, [candidate(i, start, s, 4, 4) for i, s in enumerate((0.2, 0.4, 0.6))])
+    chances = TreePolicy().chances(archive)
+    assert sum(chances) == pytest.approx(1) and chances == sorted(chances) and chances[0] >= 0.1
+    few = Archive(0.0, 0.01, [candidate(i, start, s, 4, 4, 16) for i, s in enumerate((0.25, 0.5, 0.75))])
+    many = Archive(0.0, 0.01, [candidate(i, start, s, 4, 4, 256) for i, s in enumerate((0.25, 0.5, 0.75))])
+    assert TreePolicy().chances(few)[2] < TreePolicy().chances(many)[2], "few tasks say less"
+
+
+def test_the_front_the_finalists_and_the_cheaper_of_two_near_ties(start: Team) -> None:
+    scores = [(0.2, 4), (0.5, 8), (0.45, 9), (0.6, 30), (0.605, 60), (0.58, 31), (0.59, 40), (0.1, 50)]
+    archive = Archive(0.0, 0.02, [candidate(i, start, s, t, t, 1000) for i, (s, t) in enumerate(scores)])
+    assert [c.number for c in pareto_front(archive.whole, lambda c: c.episodes)] == [0, 1, 3, 4]
+    assert archive.incumbent().number == 3, "0.605 is less than the margin better, for twice the tokens"
+    assert [c.number for c in archive.finalists(FINALISTS)] == [0, 1, 3, 4, 5, 6]
+
+
+async def test_fresh_tasks_alone_choose(make_search: MakeSearch) -> None:
+    search = make_search(generations=6, children=4)
+    chosen = await search.run()
+    finalists = [c for c in search.archive.candidates if c.confirmed]
+    assert chosen in finalists and all(len(c.confirmed) == 32 for c in finalists)
+    assert chosen is search.archive.best(finalists, lambda c: c.confirmed)
+    places = {
+        (line["event"], line["first"]) for line in lines(search) if line["event"] in ("play", "confirm")
+    }
+    assert places == {("play", 0), ("play", 16), ("confirm", 32), ("confirm", 48)}
+
+
+def test_the_order_of_the_world_is_that_of_its_rates(parts: Parts) -> None:
+    """Alone, with the Filer, with a vote, checked: each is better than the one before."""
+    player = ScriptedPlayer(0)
+    teams = [hand_written(tries, votes) for tries, votes in ((1, 1), (1, 3), (1, 5), (3, 1), (5, 1))]
+    batch = asyncio.run(player.play(teams, 0, 768))
+    scores = [mean_score(episodes) for episodes in batch.episodes]
+    assert scores == sorted(scores)
+    assert 0.4 < scores[0] < 0.5 and scores[-1] > 0.75
