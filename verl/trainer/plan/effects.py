@@ -13,32 +13,40 @@ condition is one of
 A key is changed if its value is neither the default nor that of the key that it follows. It has an
 effect if a key that follows it has one. An estimator or a loss that a plug-in registered may read
 any key.
+
+Keys of `actor_rollout_ref`, and those of `algorithm` that `algorithm.per_agent` may hold, are read
+for each agent, with its values: the agent's own value has an effect if the conditions hold for this
+agent, a common value if they hold for an agent that reads the key and has no own value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
-from verl.trainer.config.run import LANES
+from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
 from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, followers, keys
+from verl.trainer.plan.agent_overrides import leaves
+from verl.trainer.plan.agents import PER_AGENT_KEYS, AgentPlan, ApiPlan, own_keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import lanes_of
+from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.utils.names import slug, value_at
 
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref."
+ALGORITHM = "algorithm."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
@@ -51,35 +59,54 @@ CHECKED_OF_API = ("rollout.val_kwargs.",)
 
 @dataclass(frozen=True)
 class Scope:
-    """Input of a condition; for a key of `agent`, `config` holds the values of that agent."""
+    """Input of a condition.
+
+    Attributes:
+        config: values of the run; for `agent`, those of that agent.
+        plan: plan of the run.
+        agent: the agent; None: the run.
+        own_keys: full names of the keys of which the agent has its own value.
+    """
 
     config: RunConfig
     plan: RunPlan
     agent: AgentPlacement | ApiPlacement | None = None
+    own_keys: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: RunPlan, agent: AgentPlan | ApiPlan) -> Scope:
+        """Return the scope of an agent of the plan."""
+        own = {f"{MODEL}{name}" for name in agent.own_keys}
+        mine = replace(config, actor_rollout_ref=agent.config)
+        if isinstance(agent, AgentPlan):
+            mine = replace(mine, algorithm=agent.algorithm)
+        if _learns(agent):
+            own |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
+        return cls(mine, plan, agent, frozenset(own))
+
+    def reads(self, key: str) -> bool:
+        """Return whether a key that is read for each agent is read for this one: without training,
+        only keys of serving or of API requests are.
+        """
+        if self.agent is None or _learns(self.agent):
+            return True
+        checked = CHECKED_OF_SERVED if isinstance(self.agent, AgentPlacement) else CHECKED_OF_API
+        return key.startswith(tuple(f"{MODEL}{name}" for name in checked)) and "log_prob_" not in key
+
+
+def _learns(agent: AgentPlacement | ApiPlacement) -> bool:
+    return isinstance(agent, AgentPlacement) and not agent.frozen
 
 
 def _estimator_reads(key: str, scope: Scope) -> bool:
-    """Return whether the estimator of the team, the own estimator of an agent, or the comparison of
-    candidates, reads `key`.
-    """
-    algorithm = scope.config.algorithm
+    """Return whether the estimator, or the comparison of candidates, reads `key`."""
     if key == COMPARISON and scope.plan.committed:
         return True
-    used = {
-        algorithm.adv_estimator,
-        *(
-            agent_keys["adv_estimator"]
-            for agent_keys in algorithm.per_agent.values()
-            if "adv_estimator" in agent_keys
-        ),
-    }
-    algorithm_key = key.removeprefix("algorithm.")
-    return any(
-        ESTIMATORS.traits(name).grouped
-        if algorithm_key in GROUP_KEYS
-        else ESTIMATORS.reads(name, algorithm_key)
-        for name in used
-    )
+    name = scope.config.algorithm.adv_estimator
+    algorithm_key = key.removeprefix(ALGORITHM)
+    if algorithm_key in GROUP_KEYS:
+        return ESTIMATORS.traits(name).grouped
+    return ESTIMATORS.reads(name, algorithm_key)
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
@@ -98,13 +125,16 @@ def _averages_by_mode(key: str, scope: Scope) -> bool:
 
 
 def _adapter_reads(key: str, scope: Scope) -> bool:
-    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common
-    value any.
-    """
-    has_own_value = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
-    return any(
-        row.adapter is not None for row in scope.plan.agents if not has_own_value or row == scope.agent
-    )
+    """Return whether the adapter of the agent, or any of the run, reads `key`."""
+    rows = scope.plan.agents if scope.agent is None else [scope.agent]
+    return any(isinstance(row, AgentPlacement) and row.adapter is not None for row in rows)
+
+
+def _sends_after_several_steps(key: str, scope: Scope) -> bool:
+    """Return whether the weights of a policy that is no adapter may be sent after several steps."""
+    adapters = {row.policy_id for row in scope.plan.trained if row.adapter is not None}
+    by_policy = paces(scope.config.async_training, scope.plan.policy_ids, adapters)
+    return any(pace.trigger > 1 and not pace.adapter for pace in by_policy.values())
 
 
 FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
@@ -117,6 +147,8 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     LANES: lambda key, scope: (
         len(lanes_of(scope.config.algorithm, scope.config.async_training, scope.plan)) > 1
     ),
+    OLDER_WEIGHTS: lambda key, scope: not scope.config.async_training.fresh,
+    SEVERAL_STEPS: _sends_after_several_steps,
     STRUCTURED: lambda key, scope: (
         scope.config.gateway.structured == "free"
         or any(row.config.rollout.structured_outputs for row in scope.plan.agents)
@@ -128,7 +160,7 @@ def readers(key: str) -> list[str]:
     """Return the names of the estimators or losses that declare to read a key."""
     if key.startswith(ACTOR):
         return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
-    algorithm_key = key.removeprefix("algorithm.")
+    algorithm_key = key.removeprefix(ALGORITHM)
     return (
         [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped]
         if algorithm_key in GROUP_KEYS
@@ -168,79 +200,114 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scope = Scope(config, plan)
-    default = RunConfig()
-    for key, value, needed in _without_effect(scope, default):
-        if not key.startswith(MODEL):
-            raise IneffectiveKeyError(f"{key}={value} has no effect; it needs {needed}")
-    trained = {name: agent for agent in plan.trained for name in (agent.agent_id, slug(agent.agent_id))}
-    for name in config.algorithm.per_agent:
-        mine = replace(config, algorithm=trained[name].algorithm)
-        for key, value, needed in _without_effect(Scope(mine, plan), config):
-            agent_key = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
-            raise IneffectiveKeyError(
-                f"{agent_key}={value} has no effect; it needs, for this agent, {needed}"
-            )
-    for agent in plan.everyone:
-        mine = replace(config, actor_rollout_ref=agent.config)
-        for key, value, needed in _without_effect(
-            Scope(mine, plan, agent), replace(config, actor_rollout_ref=ActorRolloutRefConfig())
-        ):
-            # a critic follows the keys of the run
-            if key.startswith(MODEL) and _is_read_of(agent, key.removeprefix(MODEL)):
+    scopes = [Scope.of(config, plan, agent) for agent in plan.everyone]
+    for name in _changed(config):
+        for agent, needed in _unmet_of_all(keys(RunConfig)[name], config, plan, scopes):
+            who = f" for agent '{agent.agent_id}'" if agent is not None and name.startswith(MODEL) else ""
+            needs = f"it needs {needed}"
+            if agent is not None and config.algorithm.per_agent and name.startswith(ALGORITHM):
+                needs = f"it needs, for an agent without its own value, {needed}"
+            raise IneffectiveKeyError(f"{name}={_shown(name, config)} has no effect{who}; {needs}")
+    for scope in scopes:
+        _check_own_values(config, scope)
+
+
+def _check_own_values(config: RunConfig, scope: Scope) -> None:
+    """Raise IneffectiveKeyError for an own value of the agent of a scope that has no effect."""
+    agent = scope.agent
+    assert agent is not None
+    names = {name: key for name, key in keys(RunConfig).items() if name in scope.own_keys and key.effect}
+    for name, key in names.items():
+        value = value_at(scope.config, name)
+        is_model = name.startswith(MODEL)
+        unset = [key.default if is_model else value_at(config, name)]
+        if key.like:
+            unset.append(value_at(scope.config, key.like))
+        if value in unset or not scope.reads(name) or _followed(name, value, [scope]):
+            continue
+        for needed in unmet(key, scope):
+            shown = _shown(name, scope.config)
+            if is_model:
                 raise IneffectiveKeyError(
-                    f"{agent.key(key.removeprefix(MODEL))}={value} has no effect for agent "
+                    f"{agent.key(name.removeprefix(MODEL))}={shown} has no effect for agent "
                     f"'{agent.agent_id}'; it needs {needed}"
                 )
+            own = next(n for n in config.algorithm.per_agent if n in (agent.agent_id, slug(agent.agent_id)))
+            raise IneffectiveKeyError(
+                f"{name.replace(ALGORITHM, f'{ALGORITHM}per_agent.{own}.', 1)}={shown} has no "
+                f"effect; it needs, for this agent, {needed}"
+            )
 
 
 def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed keys that have no effect, those of the run, and those of a model for which
-    they have none for any agent; and keys that follow others, whatever their values are: without
-    the keys that they follow, which may be among them, these would be changes.
+    """Return the changed common keys that have no effect; and keys that follow others, whatever
+    their values are: without the keys that they follow, which may be among them, these would be
+    changes.
     """
-    run_keys = {name for name in _idle(Scope(config, plan)) if not name.startswith(MODEL)}
-    idle = [
-        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent)) for agent in plan.everyone
+    scopes = [Scope.of(config, plan, agent) for agent in plan.everyone]
+    changed = set(_changed(config))
+    return sorted(
+        name
+        for name, key in keys(RunConfig).items()
+        if (name in changed or key.like) and any(_unmet_of_all(key, config, plan, scopes))
+    )
+
+
+def _changed(config: RunConfig) -> list[str]:
+    """Return the keys with conditions whose values differ from the defaults, and from the keys that
+    they follow.
+    """
+    return [
+        name
+        for name, key in keys(RunConfig).items()
+        if key.effect
+        and value_at(config, name) not in [key.default, *([value_at(config, key.like)] if key.like else [])]
     ]
-    return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
 
 
-def _idle(scope: Scope) -> set[str]:
-    changed = {name for name, _, _ in _without_effect(scope, RunConfig())}
-    following = {name for name, key in keys(RunConfig).items() if key.like and unmet(key, scope)}
-    return changed | following
-
-
-def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
-    """Return whether a key is checked for an agent: without training, only keys of serving or of
-    API requests are.
+def _unmet_of_all(
+    key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Scope]
+) -> Iterator[tuple[AgentPlacement | ApiPlacement | None, str]]:
+    """Yield (agent, condition) of the conditions of a common value that do not hold, of a key that
+    is read for each agent those of the agent that needs fewest; nothing if the value has an effect.
     """
-    learns = isinstance(agent, AgentPlacement) and not agent.frozen
-    checked = CHECKED_OF_SERVED if isinstance(agent, AgentPlacement) else CHECKED_OF_API
-    return learns or (key.startswith(checked) and "log_prob_" not in key)
+    value = value_at(config, key.name)
+    if not _is_per_agent(key.name):
+        run = Scope(config, plan)
+        yield from ((None, needed) for needed in unmet(key, run) if not _followed(key.name, value, [run]))
+        return
+    readers = [scope for scope in scopes if scope.reads(key.name)]
+    sharing = [scope for scope in readers if key.name not in scope.own_keys]
+    if _followed(key.name, value, [Scope(config, plan)], among="critic.") or _followed(
+        key.name, value, sharing, among=MODEL
+    ):
+        return
+    if readers and not sharing:
+        yield None, "an agent without its own value"
+    elif sharing:
+        fewest = min(sharing, key=lambda scope: len(unmet(key, scope)))
+        yield from ((fewest.agent, needed) for needed in unmet(key, fewest))
 
 
-def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys
-    that they follow, without an effect.
+def _is_per_agent(name: str) -> bool:
+    """Return whether a key is read for each agent."""
+    section, _, rest = name.partition(".")
+    return f"{section}." == MODEL or (f"{section}." == ALGORITHM and rest.partition(".")[0] in PER_AGENT_KEYS)
+
+
+def _shown(name: str, config: RunConfig) -> Any:
+    return "***" if keys(RunConfig)[name].secret else value_at(config, name)
+
+
+def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -> bool:
+    """Return whether a key that has an effect in one of the scopes, and whose name begins with
+    `among`, follows the key `name`.
     """
-    for name, key in keys(RunConfig).items():
-        value = value_at(scope.config, name) if key.effect else None
-        # a configuration made in Python has the defaults where its keys are not set
-        unset = [value_at(default, name)] if key.effect else [None]
-        if key.like and key.effect:
-            unset.append(value_at(scope.config, key.like))
-        if value not in unset and not _followed(name, value, scope):
-            yield from ((name, "***" if key.secret else value, needed) for needed in unmet(key, scope))
-
-
-def _followed(name: str, value: Any, scope: Scope) -> bool:
-    """Return whether a key that has an effect follows the key `name`."""
     return any(
         value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
         for other, leader in followers(RunConfig).items()
-        if leader == name
+        for scope in scopes
+        if leader == name and other.startswith(among)
     )
 
 
