@@ -398,6 +398,8 @@ def load_config(path: Path) -> RunConfig:
         config = OmegaConf.to_object(
             OmegaConf.merge(OmegaConf.structured(RunConfig), with_present_keys(saved))
         )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
             f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; "
