@@ -16,7 +16,9 @@ any key.
 
 Keys of `actor_rollout_ref`, and those of `algorithm` that `algorithm.per_agent` may hold, are read
 for each agent, with its values: the agent's own value has an effect if the conditions hold for this
-agent, a common value if they hold for an agent that reads the key and has no own value.
+agent, a common value if they hold for an agent that reads the key and has no own value. An
+evaluation (`trainer.val_only`) takes the command line of a run: keys of training are judged as if
+it trained.
 """
 
 from __future__ import annotations
