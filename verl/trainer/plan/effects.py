@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from verl.trainer.config import RunConfig
@@ -35,7 +36,7 @@ from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
-from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, followers, keys
+from verl.trainer.config.spec import Key, as_typed, followers, keys
 from verl.trainer.plan.agent_overrides import leaves
 from verl.trainer.plan.agents import PER_AGENT_KEYS, AgentPlan, ApiPlan, own_keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
@@ -44,7 +45,7 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.asynchronous.lanes import lanes_of
 from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
-from verl.utils.names import slug, value_at
+from verl.utils.names import value_at
 
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref."
@@ -53,6 +54,7 @@ ALGORITHM = "algorithm."
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+NO_OWN_VALUE = "an agent without its own value"
 # Keys whose conditions are checked for an agent that is not trained: served here, or behind an API.
 # Which of its own keys are read at all is in `checks.py`.
 CHECKED_OF_SERVED = ("model.", "rollout.")
@@ -78,13 +80,13 @@ class Scope:
     @classmethod
     def of(cls, config: RunConfig, plan: RunPlan, agent: AgentPlan | ApiPlan) -> Scope:
         """Return the scope of an agent of the plan."""
-        own = {f"{MODEL}{name}" for name in agent.own_keys}
+        names = {f"{MODEL}{name}" for name in agent.own_keys}
         mine = replace(config, actor_rollout_ref=agent.config)
         if isinstance(agent, AgentPlan):
             mine = replace(mine, algorithm=agent.algorithm)
         if _learns(agent):
-            own |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
-        return cls(mine, plan, agent, frozenset(own))
+            names |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
+        return cls(mine, plan, agent, frozenset(names))
 
     def reads(self, key: str) -> bool:
         """Return whether a key that is read for each agent is read for this one: without training,
@@ -94,6 +96,10 @@ class Scope:
             return True
         checked = CHECKED_OF_SERVED if isinstance(self.agent, AgentPlacement) else CHECKED_OF_API
         return key.startswith(tuple(f"{MODEL}{name}" for name in checked)) and "log_prob_" not in key
+
+
+# A key, the scope of the run or of an agent, and a condition of the key that does not hold there.
+Unmet = tuple[Key, Scope, str]
 
 
 def _learns(agent: AgentPlacement | ApiPlacement) -> bool:
@@ -158,27 +164,6 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
 }
 
 
-def readers(key: str) -> list[str]:
-    """Return the names of the estimators or losses that declare to read a key."""
-    if key.startswith(ACTOR):
-        return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
-    algorithm_key = key.removeprefix(ALGORITHM)
-    return (
-        [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped]
-        if algorithm_key in GROUP_KEYS
-        else ESTIMATORS.readers(algorithm_key)
-    )
-
-
-def condition_text(condition: str, key: str) -> str:
-    """Return a condition of a key as messages and docs/config.md show it."""
-    if condition == ESTIMATED:
-        return f"algorithm.adv_estimator={' or '.join(readers(key))}"
-    if condition == IN_THE_LOSS:
-        return f"{ACTOR}policy_loss.loss_mode={' or '.join(readers(key))}"
-    return re.sub(r"(?<=\w),(?=\w)", " or ", condition).replace("!=", " other than ")
-
-
 def holds(condition: str, key: str, scope: Scope) -> bool:
     """Return whether a condition of a key holds."""
     if condition in FACTS:
@@ -202,103 +187,65 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scopes = [Scope.of(config, plan, agent) for agent in plan.everyone]
-    for name in _changed(config):
-        for agent, needed in _unmet_of_all(keys(RunConfig)[name], config, plan, scopes):
-            who = f" for agent '{agent.agent_id}'" if agent is not None and name.startswith(MODEL) else ""
-            needs = f"it needs {needed}"
-            if agent is not None and config.algorithm.per_agent and name.startswith(ALGORITHM):
-                needs = f"it needs, for an agent without its own value, {needed}"
-            raise IneffectiveKeyError(f"{name}={_shown(name, config)} has no effect{who}; {needs}")
-    for scope in scopes:
-        _check_own_values(config, scope)
+    scopes = scopes_of(config, plan)
+    common = (refused for key in changed(config) for refused in unmet_by_all(key, config, plan, scopes))
+    for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
+        from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
+
+        raise refusal(config, key, scope, condition)
 
 
-def _check_own_values(config: RunConfig, scope: Scope) -> None:
-    """Raise IneffectiveKeyError for an own value of the agent of a scope that has no effect."""
-    agent = scope.agent
-    assert agent is not None
-    names = {name: key for name, key in keys(RunConfig).items() if name in scope.own_keys and key.effect}
-    for name, key in names.items():
-        value = value_at(scope.config, name)
-        is_model = name.startswith(MODEL)
-        unset = [key.default if is_model else value_at(config, name)]
-        if key.like:
-            unset.append(value_at(scope.config, key.like))
-        if value in unset or not scope.reads(name) or _followed(name, value, [scope]):
+def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
+    """Yield the conditions that do not hold of the own values of the agent of a scope."""
+    for name, key in keys(RunConfig).items():
+        if name not in scope.own_keys or not key.effect or not scope.reads(name):
             continue
-        for needed in unmet(key, scope):
-            shown = _shown(name, scope.config)
-            if is_model:
-                raise IneffectiveKeyError(
-                    f"{agent.key(name.removeprefix(MODEL))}={shown} has no effect for agent "
-                    f"'{agent.agent_id}'; it needs {needed}"
-                )
-            own = next(n for n in config.algorithm.per_agent if n in (agent.agent_id, slug(agent.agent_id)))
-            raise IneffectiveKeyError(
-                f"{name.replace(ALGORITHM, f'{ALGORITHM}per_agent.{own}.', 1)}={shown} has no "
-                f"effect; it needs, for this agent, {needed}"
-            )
+        value = value_at(scope.config, name)
+        unset = [key.default if name.startswith(MODEL) else value_at(config, name)]
+        unset += [value_at(scope.config, key.like)] if key.like else []
+        if value not in unset and not _followed(name, value, [scope]):
+            yield from ((key, scope, condition) for condition in unmet(key, scope))
 
 
-def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed common keys that have no effect; and keys that follow others, whatever
-    their values are: without the keys that they follow, which may be among them, these would be
-    changes.
-    """
-    scopes = [Scope.of(config, plan, agent) for agent in plan.everyone]
-    changed = set(_changed(config))
-    return sorted(
-        name
-        for name, key in keys(RunConfig).items()
-        if (name in changed or key.like) and any(_unmet_of_all(key, config, plan, scopes))
-    )
+def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
+    """Return the scopes of all agents."""
+    return [Scope.of(config, plan, agent) for agent in plan.everyone]
 
 
-def _changed(config: RunConfig) -> list[str]:
+def changed(config: RunConfig) -> list[Key]:
     """Return the keys with conditions whose values differ from the defaults, and from the keys that
     they follow.
     """
     return [
-        name
+        key
         for name, key in keys(RunConfig).items()
         if key.effect
         and value_at(config, name) not in [key.default, *([value_at(config, key.like)] if key.like else [])]
     ]
 
 
-def _unmet_of_all(
-    key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Scope]
-) -> Iterator[tuple[AgentPlacement | ApiPlacement | None, str]]:
-    """Yield (agent, condition) of the conditions of a common value that do not hold, of a key that
-    is read for each agent those of the agent that needs fewest; nothing if the value has an effect.
+def unmet_by_all(key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Scope]) -> Iterator[Unmet]:
+    """Yield the conditions of a common value that do not hold, of a key that is read for each agent
+    those of the agent that needs fewest; nothing if the value has an effect.
     """
     value = value_at(config, key.name)
-    if not _is_per_agent(key.name):
-        run = Scope(config, plan)
-        yield from ((None, needed) for needed in unmet(key, run) if not _followed(key.name, value, [run]))
-        return
-    readers = [scope for scope in scopes if scope.reads(key.name)]
+    run = Scope(config, plan)
+    readers = [scope for scope in scopes if scope.reads(key.name)] if _is_per_agent(key.name) else [run]
     sharing = [scope for scope in readers if key.name not in scope.own_keys]
-    if _followed(key.name, value, [Scope(config, plan)], among="critic.") or _followed(
-        key.name, value, sharing, among=MODEL
-    ):
+    # a critic follows the keys of the run
+    if _followed(key.name, value, [run], among="critic.") or _followed(key.name, value, sharing):
         return
     if readers and not sharing:
-        yield None, "an agent without its own value"
+        yield key, run, NO_OWN_VALUE
     elif sharing:
         fewest = min(sharing, key=lambda scope: len(unmet(key, scope)))
-        yield from ((fewest.agent, needed) for needed in unmet(key, fewest))
+        yield from ((key, fewest, condition) for condition in unmet(key, fewest))
 
 
 def _is_per_agent(name: str) -> bool:
     """Return whether a key is read for each agent."""
     section, _, rest = name.partition(".")
     return f"{section}." == MODEL or (f"{section}." == ALGORITHM and rest.partition(".")[0] in PER_AGENT_KEYS)
-
-
-def _shown(name: str, config: RunConfig) -> Any:
-    return "***" if keys(RunConfig)[name].secret else value_at(config, name)
 
 
 def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -> bool:
@@ -314,9 +261,5 @@ def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -
 
 
 def unmet(key: Key, scope: Scope) -> list[str]:
-    """Return the conditions of a key that do not hold, in words."""
-    return [
-        condition_text(condition, key.name)
-        for condition in key.effect
-        if not holds(condition, key.name, scope)
-    ]
+    """Return the conditions of a key that do not hold."""
+    return [condition for condition in key.effect if not holds(condition, key.name, scope)]
