@@ -296,9 +296,7 @@ class TrainerConfig:
     default_local_dir: Optional[str] = key(
         None, "output folder of the run; default: outputs/<project>/<experiment>"
     )
-    total_epochs: int = key(
-        1, "epochs over the training tasks", ge=1, effect="trainer.total_training_steps=-1"
-    )
+    total_epochs: int = key(1, "epochs over the tasks", ge=1, effect="trainer.total_training_steps=-1")
     total_training_steps: int = key(
         -1,
         "training steps; -1: as many as total_epochs needs (to evaluate only: trainer.val_only=true)",
@@ -381,10 +379,7 @@ class TrainerConfig:
 
 ASYNC_MODES = ("sync", "one_step_off", "fully_async")
 FULLY_ASYNC = "async_training.mode=fully_async"
-OLDER_WEIGHTS = (
-    "samples of older weights: async_training.staleness_threshold>0, trigger_parameter_sync_step>1 or "
-    "batch_timeout_s>0"
-)
+OLDER_WEIGHTS = "staleness_threshold>0, trigger_parameter_sync_step>1 or batch_timeout_s>0"
 SEVERAL_STEPS = "a whole model with async_training.trigger_parameter_sync_step>1"
 LANES = "policies that train in several lanes (worker groups of their own, algorithm.group_by with agent_id; see docs/async.md)"
 

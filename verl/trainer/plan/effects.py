@@ -82,9 +82,8 @@ class Scope:
         """Return the scope of an agent of the plan."""
         names = {f"{MODEL}{name}" for name in agent.own_keys}
         mine = replace(config, actor_rollout_ref=agent.config)
-        if isinstance(agent, AgentPlan):
+        if isinstance(agent, AgentPlan) and not agent.frozen:
             mine = replace(mine, algorithm=agent.algorithm)
-        if _learns(agent):
             names |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
         return cls(mine, plan, agent, frozenset(names))
 
