@@ -130,8 +130,8 @@ class Turn:
         self._steps.append(step)
         return len(self._entries) - 1
 
-    def record(self, place: int, entry: Entry) -> None:
-        """Fill a reserved place."""
+    def record(self, place: int, entry: Entry | None) -> None:
+        """Fill a reserved place, or with None empty it again."""
         self._entries[place] = entry
 
 

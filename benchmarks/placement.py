@@ -130,7 +130,6 @@ def shared_settings(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "trainer.controller": "local",
         "trainer.device": "cpu",
         "trainer.logger": ["jsonl"],
-        "trainer.total_epochs": 1000,
         "trainer.total_training_steps": args.steps + 1,
         "trainer.val_before_train": False,
         "trainer.save_freq": -1,

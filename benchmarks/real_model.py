@@ -99,7 +99,7 @@ def ours(root: Path, folder: Path, keys: list[str]) -> Measured:
         sys.executable, "-m", "verl.trainer.main_ppo", *keys, f"trainer.default_local_dir={folder}",
         "trainer.project_name=benchmark", f"trainer.experiment_name={folder.name}", "trainer.controller=local",
         "trainer.device=cpu", "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1",
-        "trainer.save_hf_model=false", "trainer.total_epochs=100", "trainer.resume_mode=disable",
+        "trainer.save_hf_model=false", "trainer.resume_mode=disable",
     ]  # fmt: skip
     peak, printed = watched(command, root, folder.with_suffix(".log"), [root])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

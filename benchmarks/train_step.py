@@ -242,7 +242,6 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
         "data.max_response_length": args.tokens,
         "trainer.device": "cpu",
         "trainer.default_local_dir": folder / "run",
-        "trainer.total_epochs": 1000,
         "trainer.total_training_steps": args.repeats + 1,
         "trainer.val_before_train": False,
     }

@@ -58,7 +58,7 @@ begin() {
     env.env_name="$WORKFLOW"
   )
   if [ "$TINY" ]; then
-    ARGS+=(agent.orchestra."$ORCHESTRA".prompt_style=short trainer.device=cpu trainer.total_epochs=100)
+    ARGS+=(agent.orchestra."$ORCHESTRA".prompt_style=short trainer.device=cpu)
   fi
 }
 

@@ -54,5 +54,4 @@ exec python -m verl.trainer.main_ppo \
   data.max_response_length=8 \
   trainer.total_training_steps=10 \
   data.val_max_samples=64 \
-  trainer.total_epochs=100 \
   ${MODE[@]+"${MODE[@]}"} "$@"

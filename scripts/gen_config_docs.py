@@ -21,7 +21,7 @@ from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # n
 from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
-from verl.trainer.plan.effects import ESTIMATED, IN_THE_LOSS, condition_text, readers  # noqa: E402
+from verl.trainer.plan.ineffective_keys import ESTIMATED, IN_THE_LOSS, condition_text, readers  # noqa: E402
 
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"

@@ -51,9 +51,6 @@ class EpisodeRequests:
             episode.
         structured: what becomes of a form that a request asks for: `gateway.structured`, in
             validation `mask` instead of `refuse`.
-        unanswered: the error of the last request that got one, unless a request that came later has
-            been answered.
-        delivered_any: whether the program has got a reply.
         environment_error: the last error of the environment that `Session.step` raised.
     """
 
@@ -82,9 +79,8 @@ class EpisodeRequests:
         # a validation trains nothing, so a mask on its tokens does no harm
         masks = episode.spec.validate and keys.structured == REFUSED
         self.structured = "mask" if masks else keys.structured
-        self.unanswered: Exception | None = None
-        self.delivered_any = False
         self.environment_error: Exception | None = None
+        self._refusal: Exception | None = None
         self._refused_at = 0
         self._episode = episode
         self._keys = keys
@@ -98,6 +94,20 @@ class EpisodeRequests:
         self._calls: dict[str, list[Call]] = {}  # by the id of the answer
         self._open = True
         self._request_count = 0
+
+    @property
+    def unanswered(self) -> Exception | None:
+        """The error of the last request that got one, unless a request that came later has been
+        answered.
+        """
+        # an answer to an earlier request does not count: the program does not have the later one
+        answered = any(pending.number > self._refused_at for pending in self._delivered())
+        return None if answered else self._refusal
+
+    @property
+    def delivered_any(self) -> bool:
+        """Whether the program has got a reply."""
+        return bool(self._delivered())
 
     def agent(self, name: str) -> str:
         """Return the agent of a name or a slug. Raise Refusal naming the agents."""
@@ -126,7 +136,11 @@ class EpisodeRequests:
         # the mark is two requests: programs sample several replies to a prompt in this way.
         if retried and same_body:
             self.counts["gateway/retried"] += 1
-            unanswered = [pending for pending in same_body if not (pending.delivered or pending.connected())]
+            unanswered = [
+                pending
+                for pending in same_body
+                if not (self._program_calls.heard(pending.replies) or pending.connected())
+            ]
             pending = (unanswered or same_body[-1:])[0]
             pending.connected = connected
             return pending
@@ -226,16 +240,10 @@ class EpisodeRequests:
 
     def deliver(self, pending: PendingRequest) -> None:
         """Count the replies of a request as heard."""
-        pending.delivered = True
-        self.delivered_any = True
-        # an error of a request that came later stays: the program does not have that answer yet
-        if pending.number > self._refused_at:
-            self.unanswered = None
         self._program_calls.deliver(pending.replies)
 
     def withdraw(self, pending: PendingRequest) -> None:
-        """Undo `deliver`: the client has gone before it got anything."""
-        pending.delivered = False
+        """Undo one `deliver`: that client has gone before it got anything."""
         self._program_calls.withdraw(pending.replies)
 
     def leave(self, pending: PendingRequest) -> None:
@@ -243,7 +251,7 @@ class EpisodeRequests:
 
     def refuse(self, error: Exception) -> None:
         """Note that a request gets an error."""
-        self.unanswered = error
+        self._refusal = error
         self._refused_at = self._request_count
 
     def local_rewards(self, rewards: Mapping[int | str, float]) -> dict[int | str, float]:
@@ -266,15 +274,21 @@ class EpisodeRequests:
     async def close(self) -> None:
         """End the episode for its clients: requests in progress are cancelled, later ones refused."""
         self._open = False
-        requests = [pending for same_body in self._requests.values() for pending in same_body]
+        requests = self._all()
         tasks = [pending.task for pending in requests if not pending.task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         self.counts["gateway/undelivered"] += sum(
-            len(pending.replies) for pending in requests if not pending.delivered
+            len(pending.replies) for pending in requests if not self._program_calls.heard(pending.replies)
         )
+
+    def _all(self) -> list[PendingRequest]:
+        return [pending for same_body in self._requests.values() for pending in same_body]
+
+    def _delivered(self) -> list[PendingRequest]:
+        return [pending for pending in self._all() if self._program_calls.heard(pending.replies)]
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():

@@ -25,7 +25,6 @@ class PendingRequest:
     Attributes:
         connected: whether the client that waits for it is still there.
         replies: what was sampled for it.
-        delivered: the client has got the answer.
         number: its number in the order of arrival, from 1.
         task: generates the answer.
     """
@@ -33,7 +32,6 @@ class PendingRequest:
     connected: Callable[[], bool]
     number: int = 0
     replies: Sequence[tuple[Call, Reply]] = ()
-    delivered: bool = False
     task: asyncio.Task[Completion] = field(init=False)
 
     async def answer(self) -> Completion:
@@ -85,7 +83,7 @@ class Responder(Protocol):
         """Note that the client gets the answer."""
 
     def withdraw(self, pending: PendingRequest) -> None:
-        """Undo `deliver`: the client has gone before it got anything."""
+        """Undo one `deliver`: that client has gone before it got anything."""
 
     def leave(self, pending: PendingRequest) -> None:
         """Note that nobody waits for the request any more."""

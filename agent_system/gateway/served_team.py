@@ -110,12 +110,10 @@ class ServedTeam:
         return pending
 
     def deliver(self, pending: PendingRequest) -> None:
-        """Note that the client gets the answer."""
-        pending.delivered = True
+        """Do nothing: nothing is trained."""
 
     def withdraw(self, pending: PendingRequest) -> None:
-        """Undo `deliver`."""
-        pending.delivered = False
+        """Do nothing, as for `deliver`."""
 
     def leave(self, pending: PendingRequest) -> None:
         """End the generation for a client that has left."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ class ProgramCalls:
         self._episode = episode
         self._slots = asyncio.Semaphore(max_open_calls)
         self._acting = asyncio.Lock()
+        self._deliveries: Counter[tuple[int, int]] = Counter()  # by (turn, call)
 
     async def reply_to(
         self,
@@ -112,6 +114,7 @@ class ProgramCalls:
         episode = self._episode
         for call, reply in replies:
             place = (call.turn, call.number)
+            self._deliveries[place] += 1
             episode.ledger.unheard.discard(place)
             # a client that repeats its request gets the same reply again, which was heard the first
             # time
@@ -124,7 +127,20 @@ class ProgramCalls:
                 episode.turn.record(call.place, call.entry(reply))
 
     def withdraw(self, replies: Sequence[tuple[Call, Reply]]) -> None:
-        """Undo `deliver`: the client has gone before the first byte."""
+        """Undo one `deliver`, whose client has gone before the first byte. Replies that another
+        client got, by a repeated request, stay heard.
+        """
+        episode = self._episode
         for call, _ in replies:
-            self._episode.ledger.delivered.pop((call.turn, call.number), None)
-            self._episode.ledger.unheard.add((call.turn, call.number))
+            place = (call.turn, call.number)
+            self._deliveries[place] -= 1
+            if self._deliveries[place]:
+                continue
+            del episode.ledger.delivered[place]
+            episode.ledger.unheard.add(place)
+            if episode.turn is not None and episode.turn.step == call.turn:
+                episode.turn.record(call.place, None)
+
+    def heard(self, replies: Sequence[tuple[Call, Reply]]) -> bool:
+        """Return whether any of the replies of a request was delivered, and not withdrawn."""
+        return any((call.turn, call.number) in self._episode.ledger.delivered for call, _ in replies)

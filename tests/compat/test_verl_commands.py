@@ -117,6 +117,14 @@ def test_keys_are_translated_and_defaults_are_verls() -> None:
     )
 
 
+@pytest.mark.parametrize("epochs", [[], ["trainer.total_epochs=15"]])
+def test_epochs_of_a_command_of_verl_are_left_out_beside_a_number_of_steps(epochs: list[str]) -> None:
+    command = ["actor_rollout_ref.rollout.n=5", "actor_rollout_ref.model.path=owner/model", *epochs]
+    config = compose_config([*command, "trainer.total_training_steps=10"])
+    resolve(config)
+    assert (config.trainer.total_epochs, config.trainer.total_training_steps) == (1, 10)
+
+
 @pytest.mark.parametrize(
     ("theirs", "here"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 
 from verl.trainer.config import RunConfig
 from verl.trainer.plan import command_line
+from verl.trainer.plan.checks import resolve
 
 TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=math", "env.rollout.n=4"]
 
@@ -94,6 +97,78 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
     assert (config.agent.specialization, *read) == (
         ("prompt", 0.1, 10, 7) if on else ("full", 0.0, None, None)
     )
+
+
+SWITCHES = {
+    "use_invalid_action_penalty": ("invalid_action_penalty_coef", 0.1, 0.3, 0.0),
+    "use_adaptive_ppo_mini_batch_size": ("ppo_mini_update_num", 10, 3, None),
+}
+
+
+def read_switches(
+    folder: Path, common: bool | None, own: dict[str, Any], switch: str, **agent: Any
+) -> RunConfig:
+    """The configuration of a file with a switch of all, and of single agents where `own` has it."""
+    name, number, _, _ = SWITCHES[switch]
+    saved = asdict(command_line.compose_config([*TEAM, "actor_rollout_ref.model.path=owner/model"]))
+    saved["actor_rollout_ref"]["actor"] |= {name: number} | ({} if common is None else {switch: common})
+    saved["agent"] |= {"agent_specific_parameters": {"actor": own}} | agent
+    OmegaConf.save(OmegaConf.create(saved), folder / "config.yaml")
+    return command_line.load_config(folder / "config.yaml")
+
+
+CHOICES = (None, True, False)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("common", [True, False])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_switches_of_agents_are_read_as_the_values_that_each_agent_had(
+    tmp_path: Path, switch: str, common: bool, frozen: bool
+) -> None:
+    """Every pair of own switches, with and without own numbers; the second agent may be frozen,
+    which then had no own values.
+    """
+    name, number, own_number, off = SWITCHES[switch]
+    seconds = (None,) if frozen else CHOICES
+    for switches in [None, *product(CHOICES, seconds)]:
+        for numbers in [None, *product((None, own_number), (None,) if frozen else (None, own_number))]:
+            own: dict[str, Any] = {} if switches is None else {switch: list(switches)}
+            own |= {} if numbers is None else {name: list(numbers)}
+            team = {"frozen": ["Verifier Agent"]} if frozen else {}
+            config = read_switches(tmp_path, common, own, switch, **team)
+            plan = resolve(config)
+            for i, row in enumerate(plan.agents[: 1 if frozen else 2]):
+                is_on = (switches or (None, None))[i]
+                value = (numbers or (None, None))[i]
+                expected = (
+                    (number if value is None else value) if (common if is_on is None else is_on) else off
+                )
+                assert getattr(row.config.actor, name) == expected, (switches, numbers, i)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize(
+    "values", [True, [True], [True, False, None], ["yes", False], {"solver_agent": True}, [[True], False]]
+)
+def test_switches_of_agents_in_another_form_are_refused_by_one_line_with_the_present_key(
+    tmp_path: Path, switch: str, values: Any
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"config.yaml: .*actor\.{switch}=.*: expected a list of 2"
+    ) as caught:
+        read_switches(tmp_path, True, {switch: values}, switch)
+    message = str(caught.value)
+    assert message.endswith(f"agent.agent_specific_parameters.actor.{SWITCHES[switch][0]}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_own_values_in_a_file_of_this_version_stay(tmp_path: Path, switch: str) -> None:
+    name, number, own_number, _ = SWITCHES[switch]
+    own = {name: [number, own_number]}
+    config = read_switches(tmp_path, None, own, switch)
+    assert config.agent.agent_specific_parameters == {"actor": own}
 
 
 @pytest.mark.parametrize("text", ["- a\n", "agent: word\n", "agent: {nothing: 1}\n", "{"])

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
 
 from agent_system import Task
 from agent_system.gateway.chat_request import read_chat_request
@@ -102,6 +107,92 @@ async def test_a_retry_gets_the_first_answer_that_was_lost_or_the_last_one_and_w
     ] and not episode.unheard
     counts = [result.metrics[f"gateway/{name}"] for name in ("retried", "repeated", "undelivered")]
     assert counts == [4, 3, 0] and len(asked) == 4
+
+
+LOST = "x-lost"  # marks a request whose client leaves before the first byte of the answer
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The server breaks the connection of a request marked LOST when it begins to write the answer;
+    one marked `later` waits for the event first.
+    """
+    write = web.StreamResponse.write
+    later = asyncio.Event()
+
+    async def lose(response: web.StreamResponse, data: bytes) -> None:
+        http = response._req
+        how = http.headers.get(LOST, "") if http is not None else ""
+        if how == "later":
+            await later.wait()
+        if how and http is not None and http.transport is not None:
+            http.transport.abort()
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", lose)
+    return later
+
+
+async def attempt(session: Session, number: int, lost: str, n: int = 1) -> None:
+    """Ask for a streamed answer for the `number`th time, from 0, and read it to its end."""
+    headers = {"x-stainless-retry-count": str(number)} | ({LOST: lost} if lost else {})
+    body = BODY | {"stream": True, "n": n}
+    try:
+        async with posted(session, body, **headers) as answer:
+            text = await answer.text()
+    except aiohttp.ClientError:
+        text = ""
+    assert ("[DONE]" in text) == (not lost)
+
+
+@pytest.mark.parametrize("lost", list(product([False, True], repeat=3)))
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_reply_is_trained_if_any_of_the_requests_for_it_got_it(
+    play: Any, losing: asyncio.Event, lost: tuple[bool, ...], n: int
+) -> None:
+    heard: list[bool] = []
+
+    async def team(task: Task, session: Session) -> str:
+        requests = session._episode._orchestra._server._open[session.api_key]
+        for number, gone in enumerate(lost):
+            await attempt(session, number, "now" if gone else "", n)
+            heard.append(requests.delivered_any)
+        return "4"
+
+    episode, metrics, engine = await play(team)
+    assert episode.failure is None and len(engine.requests) == 1
+    reached = not all(lost)
+    assert heard == [not all(lost[: number + 1]) for number in range(3)]
+    assert [len(episode.samples), len(episode.unheard)] == ([n, 0] if reached else [0, n])
+    # the place of the first delivery that was not undone
+    first = lost.index(False) * n if reached else 0
+    assert [s.order for s in episode.samples] == [first + i for i in range(len(episode.samples))]
+    assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (2.0, 0.0 if reached else float(n))
+
+
+@pytest.mark.parametrize("other", ["", "now"])
+async def test_a_client_that_is_lost_takes_nothing_from_one_that_came_after_it(
+    play: Any, losing: asyncio.Event, other: str
+) -> None:
+    """The first delivery ends after the second, whose client has got the reply or has not."""
+
+    async def team(task: Task, session: Session) -> str:
+        first = asyncio.create_task(attempt(session, 0, "later"))
+        (call,) = await calls_of(session)
+        await until(lambda: call in session._episode.ledger.delivered)
+        await attempt(session, 1, other)
+        losing.set()
+        await first
+        return "4"
+
+    async def calls_of(session: Session) -> list[tuple[int, int]]:
+        await until(lambda: bool(requests_of(session)) and requests_of(session)[0].task.done())
+        return [(call.turn, call.number) for call, _ in requests_of(session)[0].replies]
+
+    episode, metrics, _ = await play(team)
+    assert episode.failure is None
+    assert (len(episode.samples), len(episode.unheard)) == ((0, 1) if other else (1, 0))
+    assert metrics["gateway/undelivered"] == float(bool(other))
 
 
 async def test_equal_bodies_to_two_agents_are_two_requests(make_team: Any) -> None:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import pytest
@@ -67,6 +68,41 @@ def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
         "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}
     }
     check(config)
+
+
+@pytest.mark.parametrize("own", ["clip_ratio", "tau_pos"])
+@pytest.mark.parametrize("losses", list(product(["vanilla", "sapo"], repeat=2)))
+@pytest.mark.parametrize("values", list(product([None, 0.5], repeat=2)))
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_common_key_of_the_policies_needs_one_that_reads_it_and_has_no_own_value(
+    config: RunConfig, own: str, losses: tuple[str, str], values: tuple[Any, Any], frozen: bool
+) -> None:
+    trained = [0] if frozen else [0, 1]
+    values = (values[0], None) if frozen else values
+    readers = [loss == ("sapo" if own == "tau_pos" else "vanilla") for loss in losses]
+    config.agent.frozen = ["Verifier Agent"] if frozen else []
+    config.agent.agent_specific_parameters = {
+        "actor": {
+            "policy_loss": {"loss_mode": [losses[0], None if frozen else losses[1]]},
+            own: list(values),
+        }
+    }
+    if (own_dead := [i for i in trained if values[i] is not None and not readers[i]]) == []:
+        check(config)
+    setattr(config.actor_rollout_ref.actor, own, 2.0)
+    common = any(readers[i] and values[i] is None for i in trained)
+    key = rf"(actor_rollout_ref|agent_specific_parameters)\.actor\.{own}=.* has no effect"
+    with nullcontext() if common and not own_dead else pytest.raises(IneffectiveKeyError, match=key):
+        check(config)
+
+
+def test_an_evaluation_takes_the_keys_of_the_run(config: RunConfig) -> None:
+    config.algorithm.adv_estimator, config.algorithm.lam, config.trainer.total_epochs = "gae", 0.9, 5
+    config.critic.optim.lr = config.actor_rollout_ref.actor.optim.lr = 0.01
+    config.actor_rollout_ref.actor.clip_ratio = 0.3
+    for val_only in (False, True):
+        config.trainer.val_only = val_only
+        check(config)
 
 
 @pytest.mark.parametrize("shared", [False, True])

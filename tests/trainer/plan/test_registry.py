@@ -82,7 +82,7 @@ def compute_probe(token_level_rewards, response_mask, values):
 """
 KNOWN = """
 import sys
-from verl.trainer.plan.effects import condition_text, readers
+from verl.trainer.plan.ineffective_keys import condition_text, readers
 from verl.trainer.config import algorithm
 from verl.trainer.plan.registry import ADV_ESTIMATOR_REGISTRY, ESTIMATORS, estimator_needs
 print("probe" in ESTIMATORS.names(), estimator_needs("probe", "values"), "probe" not in readers("algorithm.group_by"))

@@ -302,7 +302,7 @@ class TrainerConfig:
     default_local_dir: Optional[str] = key(
         None, "output folder of the run; default: outputs/<project>/<experiment>"
     )
-    total_epochs: int = key(1, "epochs over the training tasks", ge=1)
+    total_epochs: int = key(1, "epochs over the tasks", ge=1, effect="trainer.total_training_steps=-1")
     total_training_steps: int = key(
         -1,
         "training steps; -1: as many as total_epochs needs (to evaluate only: trainer.val_only=true)",
@@ -388,6 +388,8 @@ class TrainerConfig:
 
 ASYNC_MODES = ("sync", "one_step_off", "fully_async")
 FULLY_ASYNC = "async_training.mode=fully_async"
+OLDER_WEIGHTS = "staleness_threshold>0, trigger_parameter_sync_step>1 or batch_timeout_s>0"
+SEVERAL_STEPS = "a whole model with async_training.trigger_parameter_sync_step>1"
 LANES = "policies that train in several lanes (worker groups of their own, algorithm.group_by with agent_id; see docs/async.md)"
 
 
@@ -420,7 +422,7 @@ class AsyncTrainingConfig:
         "steps) | eager (after every step) | adaptive (after trigger_parameter_sync_step steps, or "
         "when the next batch is complete already); an adapter is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
-        effect=FULLY_ASYNC,
+        effect=(FULLY_ASYNC, SEVERAL_STEPS),
     )
     partial_rollout: bool = key(
         True,
@@ -433,13 +435,13 @@ class AsyncTrainingConfig:
         "largest number of steps by which the weights that began an episode may be older than "
         "those that it trains",
         ge=0,
-        effect=FULLY_ASYNC,
+        effect=(FULLY_ASYNC, OLDER_WEIGHTS),
     )
     max_off_policy_strategy: str = key(
         "wait",
         "what a step does so that no task exceeds max_off_policy_threshold: wait for it | drop those that do",
         choices=("wait", "drop"),
-        effect=FULLY_ASYNC,
+        effect=(FULLY_ASYNC, OLDER_WEIGHTS),
     )
     max_task_failures: int = key(
         3,

@@ -39,8 +39,8 @@ def config_of(
     if "path" in agent_values.get("model", {}):
         raise PlacementError(f"{WHERE}.model.path: models are assigned by agent.model_ids; set them there")
     config = deepcopy(with_values(base, agent_values, WHERE, who=f" (agent '{names[index]}')"))
-    own_keys = frozenset(_leaves(agent_values))
-    listed_keys = _leaves(overrides)
+    own_keys = frozenset(leaves(agent_values))
+    listed_keys = leaves(overrides)
     for name, like in followers(ActorRolloutRefConfig).items():
         leader = like.removeprefix(COMMON)
         # a common value of its own stays
@@ -60,7 +60,7 @@ def keep_common_values(agent: AgentConfig, common: ActorRolloutRefConfig, set_ke
         set_keys: keys with leaders that were set, by their full names.
     """
     tree = agent.agent_specific_parameters
-    listed_keys = _leaves(tree)
+    listed_keys = leaves(tree)
     for name, like in followers(ActorRolloutRefConfig).items():
         leader = like.removeprefix(COMMON)
         if f"{COMMON}{name}" not in set_keys or leader not in listed_keys or name in listed_keys:
@@ -97,11 +97,11 @@ def _agent_values(
     return values
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of a tree; mappings are sections, since no key here has a mapping as
     its value.
     """
     out: list[str] = []
     for name, value in tree.items():
-        out += _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]
+        out += leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]
     return out

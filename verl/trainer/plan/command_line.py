@@ -212,7 +212,7 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
     """Return the keys that have no effect with the others; none if an estimator or a loss is
     unknown before plug-ins are loaded.
     """
-    from verl.trainer.plan.effects import without_effect
+    from verl.trainer.plan.ineffective_keys import without_effect
     from verl.trainer.plan.placement import build_placement
     from verl.trainer.plan.run import RunPlan
 
@@ -403,6 +403,8 @@ def load_config(path: Path) -> RunConfig:
         config = OmegaConf.to_object(
             OmegaConf.merge(OmegaConf.structured(RunConfig), with_present_keys(saved))
         )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
             f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; "

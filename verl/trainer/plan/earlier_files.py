@@ -5,12 +5,25 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from verl.trainer.config.spec import ConfigError
+from verl.trainer.plan.agent_overrides import WHERE
+from verl.utils.names import slug
+
+UPDATES = "use_adaptive_ppo_mini_batch_size"
+# Switches of a policy: the key that has their meaning now, and its value for off.
+SWITCHES = {
+    "use_invalid_action_penalty": ("invalid_action_penalty_coef", 0.0),
+    UPDATES: ("ppo_mini_update_num", None),
+}
+
 
 def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     """Return the tree of a file with each switch that became a value of another key as that value.
 
     A switch that was off had left the number beside it without effect, so the number goes as well.
     Sections that are no sections stay, for the check of types.
+
+    Raises ConfigError for switches of agents that are no list with one value per agent.
     """
     saved = deepcopy(saved)
     agent = _section(saved, "agent")
@@ -18,12 +31,62 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     if shared is not None and agent.get("specialization") is None:
         agent["specialization"] = "prompt" if shared else "full"
     actor = _section(_section(saved, "actor_rollout_ref"), "actor")
-    if actor.pop("use_invalid_action_penalty", True) is False:
-        actor["invalid_action_penalty_coef"] = 0.0
-    for updates in (actor, _section(saved, "critic")):
-        if updates.pop("use_adaptive_ppo_mini_batch_size", True) is False:
-            updates["ppo_mini_update_num"] = None
+    for switch in SWITCHES:
+        _replace_switch(switch, actor, agent)
+    critic = _section(saved, "critic")
+    if critic.pop(UPDATES, True) is False:
+        critic["ppo_mini_update_num"] = None
     return saved
+
+
+def _replace_switch(switch: str, actor: dict[Any, Any], agent: dict[Any, Any]) -> None:
+    """Replace a switch of the policies, and those of single agents, by values of the present key."""
+    name, off = SWITCHES[switch]
+    per_agent = _section(_section(agent, "agent_specific_parameters"), "actor")
+    number = actor.get(name)
+    is_on = actor.pop(switch, None)
+    if is_on is False:
+        actor[name] = off
+    if switch not in per_agent and (is_on is None or name not in per_agent):
+        return
+    is_on = number not in (None, 0) if is_on is None else is_on
+    untrained = {slug(agent_id) for key in ("frozen", "api") for agent_id in agent.get(key) or ()}
+    agent_ids = agent.get("agent_ids") or ()
+    switches = _values(per_agent, switch, len(agent_ids), name)
+    numbers = _values(per_agent, name, len(agent_ids), name)
+    effective = [
+        (number if own_number is None else own_number)
+        if (is_on if own_switch is None else own_switch)
+        else off
+        for own_switch, own_number in zip(switches, numbers, strict=True)
+    ]
+    learns = [slug(agent_id) not in untrained for agent_id in agent_ids]
+    # null stands for the common value: for an agent whose value is null, that is null as well
+    if any(value is None and trained for value, trained in zip(effective, learns, strict=True)):
+        actor[name] = None
+    per_agent[name] = [
+        value if trained and value != actor.get(name) else None
+        for value, trained in zip(effective, learns, strict=True)
+    ]
+    per_agent.pop(switch, None)
+    if per_agent[name] == [None] * len(agent_ids):
+        del per_agent[name]
+
+
+def _values(per_agent: dict[Any, Any], key: str, count: int, present: str) -> list[Any]:
+    """Return the values of the agents for a key; None for each if it is not set."""
+    values = per_agent.get(key, [None] * count)
+    allowed = (bool, int, float, type(None)) if key == present else (bool, type(None))
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(v, allowed) for v in values)
+    ):
+        raise ConfigError(
+            f"{WHERE}.actor.{key}={values!r}: expected a list of {count} values, one for each agent; "
+            f"the key of this version is {WHERE}.actor.{present}"
+        )
+    return values
 
 
 def _section(tree: dict[Any, Any], name: str) -> dict[Any, Any]:

@@ -13,35 +13,46 @@ condition is one of
 A key is changed if its value is neither the default nor that of the key that it follows. It has an
 effect if a key that follows it has one. An estimator or a loss that a plug-in registered may read
 any key.
+
+Keys of `actor_rollout_ref`, and those of `algorithm` that `algorithm.per_agent` may hold, are read
+for each agent, with its values: the agent's own value has an effect if the conditions hold for this
+agent, a common value if they hold for an agent that reads the key and has no own value. An
+evaluation (`trainer.val_only`) takes the command line of a run: keys of training are judged as if
+it trained.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from verl.trainer.config import ActorRolloutRefConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
-from verl.trainer.config.run import LANES
-from verl.trainer.config.spec import IneffectiveKeyError, Key, as_typed, followers, keys
+from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
+from verl.trainer.config.spec import Key, as_typed, followers, keys
+from verl.trainer.plan.agent_overrides import leaves
+from verl.trainer.plan.agents import PER_AGENT_KEYS, AgentPlan, ApiPlan, own_keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
-from verl.utils.names import slug, value_at
+from verl.utils.names import value_at
 
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref."
+ALGORITHM = "algorithm."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
 # Keys that every estimator with groups reads.
 GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+NO_OWN_VALUE = "an agent without its own value"
 # Keys whose conditions are checked for an agent that is not trained: served here, or behind an API.
 # Which of its own keys are read at all is in `checks.py`.
 CHECKED_OF_SERVED = ("model.", "rollout.")
@@ -50,35 +61,57 @@ CHECKED_OF_API = ("rollout.val_kwargs.",)
 
 @dataclass(frozen=True)
 class Scope:
-    """Input of a condition; for a key of `agent`, `config` holds the values of that agent."""
+    """Input of a condition.
+
+    Attributes:
+        config: values of the run; for `agent`, those of that agent.
+        plan: plan of the run.
+        agent: the agent; None: the run.
+        own_keys: full names of the keys of which the agent has its own value.
+    """
 
     config: RunConfig
     plan: RunPlan
     agent: AgentPlacement | ApiPlacement | None = None
+    own_keys: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: RunPlan, agent: AgentPlan | ApiPlan) -> Scope:
+        """Return the scope of an agent of the plan."""
+        names = {f"{MODEL}{name}" for name in agent.own_keys}
+        mine = replace(config, actor_rollout_ref=agent.config)
+        if isinstance(agent, AgentPlan) and not agent.frozen:
+            mine = replace(mine, algorithm=agent.algorithm)
+            names |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
+        return cls(mine, plan, agent, frozenset(names))
+
+    def reads(self, key: str) -> bool:
+        """Return whether a key that is read for each agent is read for this one: without training,
+        only keys of serving or of API requests are.
+        """
+        if self.agent is None or _learns(self.agent):
+            return True
+        checked = CHECKED_OF_SERVED if isinstance(self.agent, AgentPlacement) else CHECKED_OF_API
+        return key.startswith(tuple(f"{MODEL}{name}" for name in checked)) and "log_prob_" not in key
+
+
+# A key, the scope of the run or of an agent, and a condition of the key that does not hold there.
+Unmet = tuple[Key, Scope, str]
+
+
+def _learns(agent: AgentPlacement | ApiPlacement) -> bool:
+    return isinstance(agent, AgentPlacement) and not agent.frozen
 
 
 def _estimator_reads(key: str, scope: Scope) -> bool:
-    """Return whether the estimator of the team, the own estimator of an agent, or the comparison of
-    candidates, reads `key`.
-    """
-    algorithm = scope.config.algorithm
+    """Return whether the estimator, or the comparison of candidates, reads `key`."""
     if key == COMPARISON and scope.plan.committed:
         return True
-    used = {
-        algorithm.adv_estimator,
-        *(
-            agent_keys["adv_estimator"]
-            for agent_keys in algorithm.per_agent.values()
-            if "adv_estimator" in agent_keys
-        ),
-    }
-    algorithm_key = key.removeprefix("algorithm.")
-    return any(
-        ESTIMATORS.traits(name).grouped
-        if algorithm_key in GROUP_KEYS
-        else ESTIMATORS.reads(name, algorithm_key)
-        for name in used
-    )
+    name = scope.config.algorithm.adv_estimator
+    algorithm_key = key.removeprefix(ALGORITHM)
+    if algorithm_key in GROUP_KEYS:
+        return ESTIMATORS.traits(name).grouped
+    return ESTIMATORS.reads(name, algorithm_key)
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
@@ -103,13 +136,15 @@ def _has_lanes(key: str, scope: Scope) -> bool:
 
 
 def _adapter_reads(key: str, scope: Scope) -> bool:
-    """Return whether an adapter reads `key`: for an agent's own value its own adapter, for a common
-    value any.
-    """
-    has_own_value = scope.agent is not None and key.removeprefix(MODEL) in scope.agent.own_keys
-    return any(
-        row.adapter is not None for row in scope.plan.agents if not has_own_value or row == scope.agent
-    )
+    """Return whether the adapter of the agent, or any of the run, reads `key`."""
+    rows = scope.plan.agents if scope.agent is None else [scope.agent]
+    return any(isinstance(row, AgentPlacement) and row.adapter is not None for row in rows)
+
+
+def _sends_after_several_steps(key: str, scope: Scope) -> bool:
+    """Return whether the weights of a policy that is no adapter may be sent after several steps."""
+    paces = [policy.pace for policy in scope.plan.policies.values()]
+    return any(pace.trigger > 1 and not pace.adapter for pace in paces)
 
 
 FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
@@ -120,32 +155,13 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.plan),
     ADAPTER: _adapter_reads,
     LANES: _has_lanes,
+    OLDER_WEIGHTS: lambda key, scope: not scope.config.async_training.fresh,
+    SEVERAL_STEPS: _sends_after_several_steps,
     STRUCTURED: lambda key, scope: (
         scope.config.gateway.structured == "free"
         or any(row.config.rollout.structured_outputs for row in scope.plan.agents)
     ),
 }
-
-
-def readers(key: str) -> list[str]:
-    """Return the names of the estimators or losses that declare to read a key."""
-    if key.startswith(ACTOR):
-        return POLICY_LOSSES.readers(key.removeprefix(ACTOR))
-    algorithm_key = key.removeprefix("algorithm.")
-    return (
-        [name for name in ESTIMATORS.names() if ESTIMATORS.traits(name).grouped]
-        if algorithm_key in GROUP_KEYS
-        else ESTIMATORS.readers(algorithm_key)
-    )
-
-
-def condition_text(condition: str, key: str) -> str:
-    """Return a condition of a key as messages and docs/config.md show it."""
-    if condition == ESTIMATED:
-        return f"algorithm.adv_estimator={' or '.join(readers(key))}"
-    if condition == IN_THE_LOSS:
-        return f"{ACTOR}policy_loss.loss_mode={' or '.join(readers(key))}"
-    return re.sub(r"(?<=\w),(?=\w)", " or ", condition).replace("!=", " other than ")
 
 
 def holds(condition: str, key: str, scope: Scope) -> bool:
@@ -171,86 +187,79 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scope = Scope(config, plan)
-    default = RunConfig()
-    for key, value, needed in _without_effect(scope, default):
-        if not key.startswith(MODEL):
-            raise IneffectiveKeyError(f"{key}={value} has no effect; it needs {needed}")
-    trained = {name: agent for agent in plan.trained for name in (agent.agent_id, slug(agent.agent_id))}
-    for name in config.algorithm.per_agent:
-        mine = replace(config, algorithm=trained[name].algorithm)
-        for key, value, needed in _without_effect(Scope(mine, plan), config):
-            agent_key = key.replace("algorithm.", f"algorithm.per_agent.{name}.", 1)
-            raise IneffectiveKeyError(
-                f"{agent_key}={value} has no effect; it needs, for this agent, {needed}"
-            )
-    for agent in plan.everyone:
-        mine = replace(config, actor_rollout_ref=agent.config)
-        for key, value, needed in _without_effect(
-            Scope(mine, plan, agent), replace(config, actor_rollout_ref=ActorRolloutRefConfig())
-        ):
-            # a critic follows the keys of the run
-            if key.startswith(MODEL) and _is_read_of(agent, key.removeprefix(MODEL)):
-                raise IneffectiveKeyError(
-                    f"{agent.key(key.removeprefix(MODEL))}={value} has no effect for agent "
-                    f"'{agent.agent_id}'; it needs {needed}"
-                )
+    scopes = scopes_of(config, plan)
+    common = (refused for key in changed(config) for refused in unmet_by_all(key, config, plan, scopes))
+    for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
+        from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
+
+        raise refusal(config, key, scope, condition)
 
 
-def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
-    """Return the changed keys that have no effect, those of the run, and those of a model for which
-    they have none for any agent; and keys that follow others, whatever their values are: without
-    the keys that they follow, which may be among them, these would be changes.
-    """
-    run_keys = {name for name in _idle(Scope(config, plan)) if not name.startswith(MODEL)}
-    idle = [
-        _idle(Scope(replace(config, actor_rollout_ref=agent.config), plan, agent)) for agent in plan.everyone
-    ]
-    return sorted(run_keys | {name for name in set.intersection(*idle) if name.startswith(MODEL)})
-
-
-def _idle(scope: Scope) -> set[str]:
-    changed = {name for name, _, _ in _without_effect(scope, RunConfig())}
-    following = {name for name, key in keys(RunConfig).items() if key.like and unmet(key, scope)}
-    return changed | following
-
-
-def _is_read_of(agent: AgentPlacement | ApiPlacement, key: str) -> bool:
-    """Return whether a key is checked for an agent: without training, only keys of serving or of
-    API requests are.
-    """
-    learns = isinstance(agent, AgentPlacement) and not agent.frozen
-    checked = CHECKED_OF_SERVED if isinstance(agent, AgentPlacement) else CHECKED_OF_API
-    return learns or (key.startswith(checked) and "log_prob_" not in key)
-
-
-def _without_effect(scope: Scope, default: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, value, unmet condition) of keys that differ from `default`, and from the keys
-    that they follow, without an effect.
-    """
+def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
+    """Yield the conditions that do not hold of the own values of the agent of a scope."""
     for name, key in keys(RunConfig).items():
-        value = value_at(scope.config, name) if key.effect else None
-        # a configuration made in Python has the defaults where its keys are not set
-        unset = [value_at(default, name)] if key.effect else [None]
-        if key.like and key.effect:
-            unset.append(value_at(scope.config, key.like))
-        if value not in unset and not _followed(name, value, scope):
-            yield from ((name, "***" if key.secret else value, needed) for needed in unmet(key, scope))
+        if name not in scope.own_keys or not key.effect or not scope.reads(name):
+            continue
+        value = value_at(scope.config, name)
+        unset = [key.default if name.startswith(MODEL) else value_at(config, name)]
+        unset += [value_at(scope.config, key.like)] if key.like else []
+        if value not in unset and not _followed(name, value, [scope]):
+            yield from ((key, scope, condition) for condition in unmet(key, scope))
 
 
-def _followed(name: str, value: Any, scope: Scope) -> bool:
-    """Return whether a key that has an effect follows the key `name`."""
+def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
+    """Return the scopes of all agents."""
+    return [Scope.of(config, plan, agent) for agent in plan.everyone]
+
+
+def changed(config: RunConfig) -> list[Key]:
+    """Return the keys with conditions whose values differ from the defaults, and from the keys that
+    they follow.
+    """
+    return [
+        key
+        for name, key in keys(RunConfig).items()
+        if key.effect
+        and value_at(config, name) not in [key.default, *([value_at(config, key.like)] if key.like else [])]
+    ]
+
+
+def unmet_by_all(key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Scope]) -> Iterator[Unmet]:
+    """Yield the conditions of a common value that do not hold, of a key that is read for each agent
+    those of the agent that needs fewest; nothing if the value has an effect.
+    """
+    value = value_at(config, key.name)
+    run = Scope(config, plan)
+    readers = [scope for scope in scopes if scope.reads(key.name)] if _is_per_agent(key.name) else [run]
+    sharing = [scope for scope in readers if key.name not in scope.own_keys]
+    # a critic follows the keys of the run
+    if _followed(key.name, value, [run], among="critic.") or _followed(key.name, value, sharing):
+        return
+    if readers and not sharing:
+        yield key, run, NO_OWN_VALUE
+    elif sharing:
+        fewest = min(sharing, key=lambda scope: len(unmet(key, scope)))
+        yield from ((key, fewest, condition) for condition in unmet(key, fewest))
+
+
+def _is_per_agent(name: str) -> bool:
+    """Return whether a key is read for each agent."""
+    section, _, rest = name.partition(".")
+    return f"{section}." == MODEL or (f"{section}." == ALGORITHM and rest.partition(".")[0] in PER_AGENT_KEYS)
+
+
+def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -> bool:
+    """Return whether a key that has an effect in one of the scopes, and whose name begins with
+    `among`, follows the key `name`.
+    """
     return any(
         value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
         for other, leader in followers(RunConfig).items()
-        if leader == name
+        for scope in scopes
+        if leader == name and other.startswith(among)
     )
 
 
 def unmet(key: Key, scope: Scope) -> list[str]:
-    """Return the conditions of a key that do not hold, in words."""
-    return [
-        condition_text(condition, key.name)
-        for condition in key.effect
-        if not holds(condition, key.name, scope)
-    ]
+    """Return the conditions of a key that do not hold."""
+    return [condition for condition in key.effect if not holds(condition, key.name, scope)]
