@@ -13,6 +13,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.evolve.replay import ReplayMemory
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.collector import Collector
+from agent_system.rollout.metrics import critical_tokens
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
@@ -66,15 +67,6 @@ class Player(Protocol):
         The result depends on teams, tasks, seeds and weights alone.
         """
         ...
-
-
-def critical_tokens(record: EpisodeRecord) -> int:
-    """Return the tokens of the longest chain of replies of which each may have read the one before."""
-    longest: list[tuple[int, int]] = []  # (order, tokens up to its end)
-    for sample in sorted((s for s in record.samples if s.committed), key=lambda s: s.order):
-        before = max((tokens for order, tokens in longest if order < sample.prior_replies), default=0)
-        longest.append((sample.order, before + sample.response_tokens))
-    return max((tokens for _, tokens in longest), default=0)
 
 
 def story(record: EpisodeRecord, prompt: str) -> dict[str, Any]:

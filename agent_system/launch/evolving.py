@@ -53,7 +53,7 @@ from verl.trainer.config.spec import ConfigError, keys
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.command_line import check_override, compose_config, report_config_errors
-from verl.trainer.plan.derived_values import load_group_tokenizer, max_model_len, resolve_defaults, run_dir_of
+from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults, run_dir_of
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.run import RunPlan
@@ -161,7 +161,7 @@ class EngineTeams:
         team.save(path)
         tools = dict((self.config.agent.orchestra.get("graph") or {}).get("tools") or {})
         calls = max(team.calls, 1)
-        orchestra = GraphOrchestra(GraphOptions(str(path), calls, tools))
+        orchestra = GraphOrchestra(GraphOptions(str(path), max_calls=calls, tools=tools))
         run_bindings = self.bindings()
         bindings = {
             name: replace(run_bindings[_base(team, name, run_bindings)], agent_id=name)
@@ -315,7 +315,7 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
     plan = _plan_of(config)
     check_untrained(config.agent, config.trainer, config.actor_rollout_ref, plan)
     device = resolve_device(config.trainer.device)
-    check_vllm(plan, device, lambda group: max_model_len(config.data, plan, group))
+    check_vllm(plan, device)
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     folder = run_dir_of(config.trainer) / "evolve"
     with writing(folder):

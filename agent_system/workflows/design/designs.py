@@ -92,7 +92,7 @@ class Roles:
         return Design(team.key(), steps, checked.calls, compile_team(spec, apart=True))
 
     def _tools(self) -> list[str]:
-        return [name for spec in self.team.agents.values() for name in spec.tools]
+        return [name for spec in self.team.agents.values() for name in spec.tools if isinstance(name, str)]
 
 
 def _json(text: str) -> str:

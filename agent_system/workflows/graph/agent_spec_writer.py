@@ -137,7 +137,12 @@ class _TeamWriter:
         if agent.system is None and not agent.tools:
             fields = {"llm_config": _ref(model), "prompt_template": template}
             return self.add("LlmNode", name, metadata=metadata, **shared, **fields)
-        tools = [self.edge("ServerTool", tool, description=f"The tool {tool}.") for tool in agent.tools]
+        names = [tool for tool in agent.tools if isinstance(tool, str)]
+        if len(names) < len(agent.tools):
+            raise AgentSystemError(
+                f"Open Agent Spec has no form for the tool delegate, which agent {name!r} has"
+            )
+        tools = [self.edge("ServerTool", tool, description=f"The tool {tool}.") for tool in names]
         whole = self.edge(
             "Agent", name, llm_config=_ref(model), system_prompt=template, tools=tools,
             human_in_the_loop=False, **shared,
@@ -227,6 +232,10 @@ class _FlowWriter:
             return [(self._parallel(step, ends), None)]
         if "if" in step:
             return self._if(step, ends, stopped)
+        if "spawn" in step:
+            raise AgentSystemError(
+                "Open Agent Spec has no form for spawn, whose number of calls a reply decides"
+            )
         if step["stop"] == "always":
             stopped += ends
             return []

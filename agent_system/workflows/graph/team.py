@@ -94,7 +94,7 @@ class Team:
         from agent_system.workflows.graph.agent_spec_writer import flow_of  # which few files need
 
         text = write_text(flow_of(self.source.value, self.spec, self.agents), is_json=is_json)
-        tools = [tool for agent in self.agents.values() for tool in agent.tools]
+        tools = [tool for agent in self.agents.values() for tool in agent.tools if isinstance(tool, str)]
         again = Team.parse(text, name="the written file", is_json=is_json, max_calls=self.calls, tools=tools)
         if again.key() != self.key():
             raise AgentSystemError(

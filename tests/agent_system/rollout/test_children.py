@@ -261,7 +261,8 @@ def test_numbers_seeds_and_prompts_do_not_depend_on_which_reply_comes_first(
         tasks = [Task(f"t{i}", f"What {i}?", "demo", "7") for i in range(4)]
         result = play(tangled, script, delay=delay, tasks=tasks, n=2, env=Acting, **tree)
         return [
-            [(s.agent_id, s.identity.call, s.identity.depth, s.identity.candidate, s.request.seed, s.request.prompt_ids, s.text, s.identity.prior_replies)
+            [(s.agent_id, s.identity.call, s.identity.depth, s.identity.candidate, s.request.seed,
+              s.request.prompt_ids, s.text, s.identity.prior_replies)
                 for s in e.samples]
             for e in result.episodes
         ]  # fmt: skip

@@ -99,4 +99,5 @@ def test_rewards_of_gdpo_are_the_columns_of_a_batch_that_are_numbers() -> None:
 
     columns = _columns([(MagicMock(), MagicMock(**{"request.dropped_context": 0}))])
     names = {"uid", "traj_uid", "task_id", "data_source", "agent_id", "policy_id", "wg_id", "anchor"}
+    names |= {"design"}
     assert {*REWARD_FIELDS} == columns.keys() - names

@@ -30,7 +30,7 @@ BATCH_FIELDS = ("policy_id", "wg_id", "agent_id")
 REWARD_FIELDS = (
     "team_reward", "local_reward", "step_reward", "mixed_reward", "candidate_reward", "invalid_penalty",
     "overlong_penalty", "reward",
-    "valid", "turn", "call", "candidate", "committed", "version", "oldest_version", "mean_version",
+    "valid", "turn", "call", "depth", "candidate", "committed", "version", "oldest_version", "mean_version",
     "response_clipped", "prompt_clipped",
     "masked",
 )  # fmt: skip

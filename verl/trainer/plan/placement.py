@@ -129,7 +129,7 @@ class Placement:
         return next(a for a in self.agents if a.agent_id == agent_id)
 
     @property
-    def everyone(self) -> list[AgentPlacement | ApiPlacement]:
+    def everyone(self) -> Sequence[AgentPlacement | ApiPlacement]:
         """Rows of all agents, API agents last."""
         return [*self.agents, *self.api]
 

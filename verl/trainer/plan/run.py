@@ -49,6 +49,11 @@ class RunPlan(Placement):
     critic: bool | None = None
     trains: bool = True
 
+    @property
+    def everyone(self) -> list[AgentPlan | ApiPlan]:
+        """Plans of all agents, API agents last."""
+        return [*self.agents, *self.api]
+
     @classmethod
     def of(cls, config: RunConfig, placement: Placement) -> RunPlan:
         """Return the plan of a run without checking that its keys fit together.

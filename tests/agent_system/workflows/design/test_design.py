@@ -70,7 +70,7 @@ async def test_a_role_that_quotes_all_replies_reads_the_judge_too_but_not_the_de
     )
     steps = [{"vote": "Solver", "n": 2, "id": "a", "best": "Checker"}, {"call": "Filer"}]
     result = await make_designed([design(steps, "a")], file=file).collect(TASKS[:1], 1, step=1)
-    last = result.episodes[0].samples[-1].messages[0]["content"]
+    last = result.episodes[0].samples[-1].request.messages[0]["content"]
     assert last == "red kiwi code|Solver: C\n\nSolver: C\n\nChecker: right"
 
 

@@ -305,7 +305,7 @@ async def test_a_flow_of_others_is_played(make_team: Play) -> None:
     text = json.dumps(flow(REVIEW, REVIEW_EDGES, REVIEW_DATA))
     replies = {"write": ["draft 1", "draft 2", "draft 3"], "check": ["no", "Yes", "yes"]}
     result = await make_team(text, replies).collect([Task("t", "6 x 7?", "demo", "42")], 1, step=0)
-    assert [sample.messages[0]["content"] for sample in result.episodes[0].samples] == [
+    assert [sample.request.messages[0]["content"] for sample in result.episodes[0].samples] == [
         "Write 6 x 7?. Review: -",
         "Is it good? draft 1",
         "Write 6 x 7?. Review: no",
@@ -722,6 +722,12 @@ def test_what_cannot_be_written_is_refused() -> None:
     )
     with pytest.raises(AgentSystemError, match="a loop that always stops in its first round"):
         Team.parse(f"{once}\nreturn: a").text(agent_spec=True)
+    spawn = f"{HEAD}do: [{{call: A, id: a}}, {{spawn: {{of: a, agent: B}}, id: b}}]\nreturn: b"
+    with pytest.raises(AgentSystemError, match="Open Agent Spec has no form for spawn"):
+        Team.parse(spawn).text(agent_spec=True)
+    delegate = HEAD.replace("  A: {", "  A: {tools: [{delegate: B}], ") + "do: [{call: A, id: a}]\nreturn: a"
+    with pytest.raises(AgentSystemError, match="no form for the tool delegate, which agent 'A' has"):
+        Team.parse(delegate).text(agent_spec=True)
 
 
 def test_a_flow_is_a_file_of_the_command_line(tmp_path: Path) -> None:
