@@ -295,6 +295,11 @@ def number(text: str) -> Projection:
     )
 
 
+def verdict_word(text: str) -> str:
+    """Return a word of a verdict as it is compared: without the marks around it, in lower case."""
+    return text.strip(" \t\n.!*").lower()
+
+
 def verdict(
     name: str = "verify",
     *,
@@ -313,11 +318,11 @@ def verdict(
     if fallback not in ("approve", "reject"):
         raise AgentSystemError(f"verdict fallback must be 'approve' or 'reject', found {fallback!r}")
     read = tag(name)
-    words = {w.lower(): True for w in approve} | {w.lower(): False for w in reject}
+    words = {verdict_word(w): True for w in approve} | {verdict_word(w): False for w in reject}
 
     def project(text: str) -> Projection:
         inner = read(text)
-        parsed = words.get(inner.action.strip(" \t\n.!*").lower())
+        parsed = words.get(verdict_word(inner.action))
         approved = fallback == "approve" if parsed is None else parsed
         return Projection(
             "approve" if approved else "reject",

@@ -24,14 +24,16 @@ class TurnOver(Exception):
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies
-    whose `step` is in `sees`, None: all and the notes; the call's own reply has `step`. `branch` is
-    the part of the turn that calls, where several run in waves.
+    whose `step` is in `sees`, None: all and the notes; or `entries` instead, if there are some. The
+    call's own reply has `step`. `branch` is the part of the turn that calls, where several run in
+    waves.
     """
 
     variables: Mapping[str, Any]
     step: str = ""
     sees: frozenset[str] | None = None
     branch: Branch | None = None
+    entries: tuple[Entry, ...] = ()
 
 
 class Turn:
@@ -69,8 +71,17 @@ class Turn:
         """Replies and notes so far, in call order."""
         return self.seen(None)
 
-    def seen(self, sees: frozenset[str] | None) -> list[Entry]:
+    def shown(self, context: CallContext) -> list[Entry]:
         """Return the entries that a call shows, see `CallContext`."""
+        return list(context.entries) or self.seen(context.sees)
+
+    def newest(self, step: str) -> Entry | None:
+        """Return the newest reply of a step of a workflow; None if it has none."""
+        places = reversed(range(len(self._entries)))
+        return next((e for p in places if self._steps[p] == step and (e := self._entries[p])), None)
+
+    def seen(self, sees: frozenset[str] | None) -> list[Entry]:
+        """Return the entries of the steps `sees`, None: all and the notes."""
         entries = zip(self._entries, self._steps, strict=True)
         return [e for e, step in entries if e is not None and (sees is None or step in sees)]
 

@@ -52,7 +52,7 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     # the summary is generated before the reply, so it has the number before
     summary_number = turn.number(runtime.role) if is_due(runtime.agent) else None
     call = episode.new_call(turn, agent_id, runtime, context.step)
-    entries = turn.seen(context.sees)
+    entries = turn.shown(context)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
     if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor
         task = str(context.variables.get("task", ""))

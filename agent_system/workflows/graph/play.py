@@ -7,9 +7,12 @@ Branches of `parallel`, the calls of a `vote` and the children of a `spawn` adva
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -18,7 +21,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
 from agent_system.turn import CallContext, Turn
 from agent_system.waves import Branch, in_waves
-from agent_system.workflows.graph.checks import children
+from agent_system.workflows.graph.checks import children, step_ids
 from agent_system.workflows.graph.schema import (
     AnyStep,
     CallStep,
@@ -37,6 +40,8 @@ NOTHING: Mapping[str, Any] = {}
 MISSING = object()
 # Where a call of a vote leaves its result: the names of steps are not empty.
 CANDIDATE = ""
+# A number as replies write it: that of `answer: number`, with an exponent.
+DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6})?")
 
 
 class TurnState:
@@ -45,22 +50,30 @@ class TurnState:
     Attributes:
         turn: the turn.
         results: the last result of each step that has run.
+        sources: label of the reply that a vote has chosen, by the vote's name.
         first, last: of the round of the loop around.
         branch: the branch of the `parallel` around, if there is one.
     """
 
-    __slots__ = ("branch", "first", "last", "results", "turn")
+    __slots__ = ("branch", "first", "last", "results", "sources", "turn")
 
-    def __init__(self, turn: Turn, results: dict[str, Projection], branch: Branch | None = None) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        results: dict[str, Projection],
+        sources: dict[str, str],
+        branch: Branch | None = None,
+    ) -> None:
         self.turn = turn
         self.results = results
+        self.sources = sources
         self.first = False
         self.last = False
         self.branch = branch
 
     def fork(self, branch: Branch) -> TurnState:
         """Return the state of a branch."""
-        state = TurnState(self.turn, dict(self.results), branch)
+        state = TurnState(self.turn, dict(self.results), dict(self.sources), branch)
         state.first = self.first
         state.last = self.last
         return state
@@ -84,7 +97,7 @@ def compile_team(spec: TeamSpec) -> Callable[[Turn], Awaitable[Any]]:
     default = spec.return_.default
 
     async def run(turn: Turn) -> Any:
-        state = TurnState(turn, {})
+        state = TurnState(turn, {}, {})
         await play(state)
         for step in returned:
             if step in state.results:
@@ -109,13 +122,15 @@ class _Compiler:
     """Turns steps into functions.
 
     Every step has a label, under which its replies stand in the team context: its name, or a
-    number. A call reads the replies of all steps but those of the other branches of a `parallel`
-    around it.
+    number; those of a vote have labels of their own, and so has its judge's. A call reads the
+    replies of all steps but those of the other branches of a `parallel` around it.
     """
 
     def __init__(self, steps: Sequence[AnyStep]) -> None:
         self._labels: dict[int, str] = {}
+        self._by_name: dict[str, list[NamedStep]] = {}
         self._name(steps)
+        self._every = self._inside(steps)
 
     def sequence(self, steps: Sequence[AnyStep], visible: frozenset[str] | None) -> Play:
         """Return the function of steps that follow each other; `visible` are the labels that their
@@ -137,13 +152,39 @@ class _Compiler:
         for step in steps:
             if isinstance(step, NamedStep):
                 self._labels[id(step)] = step.id or f"#{len(self._labels)}"
+                if step.id is not None:
+                    self._by_name.setdefault(step.id, []).append(step)
             for _, child in children(step, ()):
                 self._name(child)
 
+    def _replies(self, step: AnyStep) -> Iterator[str]:
+        """Yield the labels of the replies that a step, without those inside it, adds."""
+        if not isinstance(step, NamedStep):
+            return
+        label = self._labels[id(step)]
+        if not isinstance(step, VoteStep):
+            yield label
+            return
+        yield from (_numbered(label, number) for number in range(step.n or 0))
+        if step.best is not None:
+            yield _judged(label)
+
     def _inside(self, steps: Sequence[AnyStep]) -> frozenset[str]:
-        """Return the labels of steps and of those inside them."""
-        labels = {self._labels[id(step)] for step in steps if id(step) in self._labels}
-        return frozenset(labels).union(*(self._inside(c) for step in steps for _, c in children(step, ())))
+        """Return the labels of the replies of steps and of those inside them."""
+        labels = frozenset(label for step in steps for label in self._replies(step))
+        return labels.union(*(self._inside(c) for step in steps for _, c in children(step, ())))
+
+    def _seen(self, names: Sequence[str], votes: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Return the labels of the replies of named steps; of a vote of steps, those of its steps.
+        `votes` are votes around.
+        """
+        labels: set[str] = set()
+        for name in names:
+            for step in self._by_name[name]:
+                labels.update(self._replies(step))
+                if isinstance(step, VoteStep) and isinstance(step.vote, list) and name not in votes:
+                    labels |= self._seen(step.vote, votes | {name})
+        return frozenset(labels)
 
     def _play(self, step: AnyStep, visible: frozenset[str] | None) -> Play:
         match step:
@@ -164,7 +205,7 @@ class _Compiler:
                 return _stop(None if step.stop is None else compile_condition(step.stop))
 
     def _context(self, step: NamedStep, visible: frozenset[str] | None) -> CallContext:
-        sees = visible if step.sees is None else frozenset(step.sees)
+        sees = visible if step.sees is None else self._seen(step.sees)
         return CallContext(NOTHING, self._labels[id(step)], sees)
 
     def _call(self, step: CallStep, visible: frozenset[str] | None) -> Play:
@@ -187,25 +228,34 @@ class _Compiler:
         steps = step.vote if isinstance(step.vote, list) else []
         context = self._context(step, visible)
         judge = step.best
-        reads = None if context.sees is None else context.sees | {context.step}
-        judge_context = CallContext(NOTHING, f"{context.step}#best", reads)
         agent_id = step.vote if isinstance(step.vote, str) else ""
+        labels = [_numbered(context.step, number) for number in range(step.n or 0)]
 
-        async def one_call(state: TurnState) -> bool:
-            state.results[CANDIDATE] = await state.call(agent_id, context)
+        async def one_call(own: CallContext, state: TurnState) -> bool:
+            state.results[CANDIDATE] = await state.call(agent_id, own)
             return False
 
-        calls = [one_call] * (step.n or 0)
+        calls = [partial(one_call, replace(context, step=label)) for label in labels]
 
         async def vote(state: TurnState) -> bool:
             if steps:
-                candidates = [state.results[s] for s in steps if s in state.results]
+                voters = [s for s in steps if s in state.results]
+                candidates = [state.results[s] for s in voters]
+                sources = [state.sources.get(s, s) for s in voters]
             else:
                 candidates = [fork.results[CANDIDATE] for fork in await in_branches(state, calls)]
-            if candidates:
-                choice = None if judge is None else await state.call(judge, judge_context)
-                if name is not None:
-                    state.results[name] = elect(candidates, choice)
+                sources = labels
+            if not candidates:
+                return False
+            choice = None
+            if judge is not None:
+                entries = [e for source in sources if (e := state.turn.newest(source)) is not None]
+                reads = CallContext(NOTHING, _judged(context.step), frozenset(), entries=tuple(entries))
+                choice = await state.call(judge, reads)
+            if name is not None:
+                place = chosen_place(candidates, choice)
+                state.results[name] = with_votes(candidates, place)
+                state.sources[name] = sources[place]
             return False
 
         return vote
@@ -233,8 +283,9 @@ class _Compiler:
         return spawn
 
     def _parallel(self, step: ParallelStep, visible: frozenset[str] | None) -> Play:
-        every = frozenset(self._labels.values()) if visible is None else visible
+        every = self._every if visible is None else visible
         labels = [self._inside(branch) for branch in step.parallel]
+        names = [frozenset(step_ids(branch)) for branch in step.parallel]
         branches = []
         for number, branch in enumerate(step.parallel):
             others = frozenset[str]().union(*labels[:number], *labels[number + 1 :])
@@ -242,11 +293,27 @@ class _Compiler:
 
         async def parallel(state: TurnState) -> bool:
             forks = await in_branches(state, branches)
-            for fork, names in zip(forks, labels, strict=True):
-                state.results.update({name: r for name, r in fork.results.items() if name in names})
+            for fork, branch_names in zip(forks, names, strict=True):
+                _merge(state.results, fork.results, branch_names)
+                _merge(state.sources, fork.sources, branch_names)
             return False
 
         return parallel
+
+
+def _numbered(label: str, number: int) -> str:
+    """Return the label of a call of a vote."""
+    return f"{label}#{number + 1}"
+
+
+def _judged(label: str) -> str:
+    """Return the label of the judge's call of a vote."""
+    return f"{label}#best"
+
+
+def _merge(into: dict[str, Any], branch: Mapping[str, Any], names: Collection[str]) -> None:
+    """Add what the steps of a branch have left: it has that of the steps before, as well."""
+    into.update({name: value for name, value in branch.items() if name in names})
 
 
 def _loop(rounds: int, body: Play) -> Play:
@@ -282,29 +349,53 @@ def _stop(condition: Check | None) -> Play:
 
 
 def elect(candidates: Sequence[Projection], choice: Projection | None = None) -> Projection:
-    """Return the candidate that a judge chooses by its number, from 1, or its action; else the
-    first one of those whose action most valid candidates have, and without any valid one the first.
+    """Return the candidate of `chosen_place`, with the fields of `with_votes`."""
+    return with_votes(candidates, chosen_place(candidates, choice))
 
-    Its fields have `votes`, the number of valid candidates with its action, and `share` of all
-    candidates.
+
+def chosen_place(candidates: Sequence[Projection], choice: Projection | None = None) -> int:
+    """Return the place of the candidate that a judge chooses, by its action or its number, from 1;
+    else of the first one of those whose action most valid candidates have, and without any valid
+    one of the first.
     """
-    actions = [str(candidate.action).strip() for candidate in candidates]
-    counts = Counter(a for a, candidate in zip(actions, candidates, strict=True) if candidate.valid)
-    place = None if choice is None or not choice.valid else _place(str(choice.action).strip(), actions)
-    if place is None:
-        most = max(counts.values(), default=0)
-        firsts = [i for i, c in enumerate(candidates) if c.valid and counts[actions[i]] == most]
-        place = firsts[0] if firsts else 0
-    votes = counts[actions[place]] if candidates[place].valid else 0
-    fields = {**candidates[place].fields, "votes": votes, "share": votes / len(candidates)}
-    return replace(candidates[place], fields=fields)
+    actions = _actions(candidates)
+    counts = _valid_counts(candidates)
+    place = None if choice is None or not choice.valid else _named_place(candidates, choice)
+    if place is not None:
+        return place
+    most = max(counts.values(), default=0)
+    firsts = [i for i, c in enumerate(candidates) if c.valid and counts[actions[i]] == most]
+    return firsts[0] if firsts else 0
 
 
-def _place(choice: str, actions: Sequence[str]) -> int | None:
-    """Return the place of a judge's choice among the candidates; None if it is none of them."""
-    if choice.isascii() and choice.isdigit() and len(choice) < 8 and 1 <= int(choice) <= len(actions):
-        return int(choice) - 1
-    return actions.index(choice) if choice in actions else None
+def with_votes(candidates: Sequence[Projection], place: int) -> Projection:
+    """Return a candidate with the fields `votes`, the number of valid candidates with its action,
+    and `share` of all candidates.
+    """
+    candidate = candidates[place]
+    votes = _valid_counts(candidates)[_actions(candidates)[place]] if candidate.valid else 0
+    fields = {**candidate.fields, "votes": votes, "share": votes / len(candidates)}
+    return replace(candidate, fields=fields)
+
+
+def _actions(candidates: Sequence[Projection]) -> list[str]:
+    return [str(candidate.action).strip() for candidate in candidates]
+
+
+def _valid_counts(candidates: Sequence[Projection]) -> Counter[str]:
+    return Counter(a for a, c in zip(_actions(candidates), candidates, strict=True) if c.valid)
+
+
+def _named_place(candidates: Sequence[Projection], choice: Projection) -> int | None:
+    """Return the place of a judge's choice among the candidates; None if it is none of them. Its
+    text is an action of a candidate rather than a number, and of a valid one rather than not.
+    """
+    text = str(choice.action).strip()
+    places = [place for place, action in enumerate(_actions(candidates)) if action == text and text]
+    if places:
+        return next((place for place in places if candidates[place].valid), places[0])
+    is_number = text.isascii() and text.isdigit() and len(text) < 8
+    return int(text) - 1 if is_number and 1 <= int(text) <= len(candidates) else None
 
 
 def compile_condition(condition: Condition) -> Check:
@@ -350,31 +441,51 @@ def _value_of(condition: Condition) -> Callable[[TurnState], Any]:
 def _comparison(condition: Condition) -> Callable[[Any], bool]:
     match condition.comparison:
         case "is_":
-            return lambda value: _equal(value, condition.is_)
+            return _equal_to(condition.is_)
         case "in_":
-            return lambda value: any(_equal(value, item) for item in condition.in_)
+            checks = [_equal_to(item) for item in condition.in_]
+            return lambda value: any(check(value) for check in checks)
         case "below":
-            return lambda value: (number := _number(value)) is not None and number < condition.below
+            highest = _decimal(condition.below)
+            return lambda value: (number := _decimal(value)) is not None and number < highest
         case "above":
-            return lambda value: (number := _number(value)) is not None and number > condition.above
-    return bool
+            lowest = _decimal(condition.above)
+            return lambda value: (number := _decimal(value)) is not None and number > lowest
+    return _is_true
 
 
-def _equal(value: Any, other: Any) -> bool:
+def _equal_to(other: Any) -> Callable[[Any], bool]:
     """Return whether a value is that of the file: `true` is not 1, and the text `3` is the number
     3.
     """
-    if isinstance(value, bool) or isinstance(other, bool):
-        return value is other
-    if isinstance(other, int | float):
-        return _number(value) == other
-    return bool(value == (other.strip() if isinstance(other, str) else other))
+    if isinstance(other, str):
+        text = other.strip()
+        return lambda value: isinstance(value, str) and value.strip() == text
+    if isinstance(other, bool) or other is None:
+        return lambda value: _scalar(value) is other
+    number = _decimal(other)
+    return lambda value: number is not None and _decimal(value) == number
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _decimal(value: Any) -> Decimal | None:
+    """Return the exact value of a number, or of a text that is one; None for anything else."""
+    value = _scalar(value)
+    if isinstance(value, bool):
         return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+    if isinstance(value, int):
+        return Decimal(value)
+    if isinstance(value, float):  # 0.1 is what is written, as in the file
+        return None if math.isnan(value) else Decimal(repr(value))
+    is_number = isinstance(value, str) and DECIMAL.fullmatch(value.strip())
+    return Decimal(value.strip()) if is_number else None
+
+
+def _is_true(value: Any) -> bool:
+    """Return whether a value is true, as Python has it; an array is if it has elements."""
+    value = _scalar(value)
+    return len(value) > 0 if hasattr(value, "__len__") else bool(value)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a scalar of NumPy or PyTorch as Python's, and other values as they are."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
