@@ -75,10 +75,13 @@ class Turn:
         """Return the entries that a call shows, see `CallContext`."""
         return list(context.entries) or self.seen(context.sees)
 
-    def newest(self, step: str) -> Entry | None:
-        """Return the newest reply of a step of a workflow; None if it has none."""
-        places = reversed(range(len(self._entries)))
-        return next((e for p in places if self._steps[p] == step and (e := self._entries[p])), None)
+    def newest(self, step: str) -> Entry:
+        """Return the newest reply of a step of a workflow. Raises LookupError if it has none."""
+        for place in reversed(range(len(self._entries))):
+            entry = self._entries[place]
+            if entry is not None and self._steps[place] == step:
+                return entry
+        raise LookupError(f"the step {step!r} has no reply")
 
     def seen(self, sees: frozenset[str] | None) -> list[Entry]:
         """Return the entries of the steps `sees`, None: all and the notes."""

@@ -16,6 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from agent_system.agent import Entry
 from agent_system.children import call_children, joined, show, task_lines
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
@@ -50,30 +51,30 @@ class TurnState:
     Attributes:
         turn: the turn.
         results: the last result of each step that has run.
-        sources: label of the reply that a vote has chosen, by the vote's name.
+        chosen: the reply that a vote has chosen, as prompts show it, by the vote's name.
         first, last: of the round of the loop around.
         branch: the branch of the `parallel` around, if there is one.
     """
 
-    __slots__ = ("branch", "first", "last", "results", "sources", "turn")
+    __slots__ = ("branch", "chosen", "first", "last", "results", "turn")
 
     def __init__(
         self,
         turn: Turn,
         results: dict[str, Projection],
-        sources: dict[str, str],
+        chosen: dict[str, Entry],
         branch: Branch | None = None,
     ) -> None:
         self.turn = turn
         self.results = results
-        self.sources = sources
+        self.chosen = chosen
         self.first = False
         self.last = False
         self.branch = branch
 
     def fork(self, branch: Branch) -> TurnState:
         """Return the state of a branch."""
-        state = TurnState(self.turn, dict(self.results), dict(self.sources), branch)
+        state = TurnState(self.turn, dict(self.results), dict(self.chosen), branch)
         state.first = self.first
         state.last = self.last
         return state
@@ -241,21 +242,20 @@ class _Compiler:
             if steps:
                 voters = [s for s in steps if s in state.results]
                 candidates = [state.results[s] for s in voters]
-                sources = [state.sources.get(s, s) for s in voters]
+                entries = [state.chosen.get(s) or state.turn.newest(s) for s in voters]
             else:
                 candidates = [fork.results[CANDIDATE] for fork in await in_branches(state, calls)]
-                sources = labels
+                entries = [state.turn.newest(label) for label in labels]
             if not candidates:
                 return False
             choice = None
             if judge is not None:
-                entries = [e for source in sources if (e := state.turn.newest(source)) is not None]
                 reads = CallContext(NOTHING, _judged(context.step), frozenset(), entries=tuple(entries))
                 choice = await state.call(judge, reads)
             if name is not None:
                 place = chosen_place(candidates, choice)
                 state.results[name] = with_votes(candidates, place)
-                state.sources[name] = sources[place]
+                state.chosen[name] = entries[place]
             return False
 
         return vote
@@ -295,7 +295,7 @@ class _Compiler:
             forks = await in_branches(state, branches)
             for fork, branch_names in zip(forks, names, strict=True):
                 _merge(state.results, fork.results, branch_names)
-                _merge(state.sources, fork.sources, branch_names)
+                _merge(state.chosen, fork.chosen, branch_names)
             return False
 
         return parallel
