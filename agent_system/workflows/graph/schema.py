@@ -144,8 +144,9 @@ def _choices(words: list[str]) -> list[str]:
     for word in words:
         if word != word.strip() or not word:
             raise PartProblem(f"the choice {short(word)} has white space around it, or is empty")
-        if (other := first_words.setdefault(word.casefold(), word)) is not word:
+        if (other := first_words.get(word.casefold())) is not None:
             raise PartProblem(f"the choices {short(other)} and {short(word)} are equal in any case")
+        first_words[word.casefold()] = word
     return words
 
 
