@@ -284,9 +284,7 @@ def _declared(steps: Sequence[AnyStep], path: KeyPath) -> Declared:
         where = (*path, position)
         if isinstance(step, NamedStep) and step.id is not None:
             if not _ID.fullmatch(step.id):
-                raise _Problem(
-                    (*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -"
-                )
+                raise _Problem((*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -")
             add(step.id, [step], (*where, "id"))
         elif isinstance(step, IfStep):
             arms = [_declared(arm, p) for p, arm in children(step, where)]
@@ -448,9 +446,7 @@ class _Steps:
             )
 
 
-def _inside(
-    step: AnyStep, names_inside: Collection[str], child: Sequence[AnyStep], scope: _Scope
-) -> _Scope:
+def _inside(step: AnyStep, names_inside: Collection[str], child: Sequence[AnyStep], scope: _Scope) -> _Scope:
     """Return the scope of steps inside another one; a branch does not refer to the steps of others,
     and in a loop a step may have run in the round before.
     """

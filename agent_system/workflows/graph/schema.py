@@ -139,6 +139,15 @@ def _verdict(value: Any) -> Any:
     return {"tag": value} if isinstance(value, str) else value
 
 
+def _yes(value: Any) -> Any:
+    if value is not True:  # 1 is equal to it
+        raise PartProblem(f"expected true, found {short(value)}")
+    return value
+
+
+Yes = Annotated[bool, BeforeValidator(_yes)]
+
+
 def _choices(words: list[str]) -> list[str]:
     first_words: dict[str, str] = {}
     for word in words:
@@ -166,10 +175,10 @@ class AgentAnswer(FilePart):
 
     kinds: ClassVar[tuple[str, ...]] = (*PLAIN_ANSWERS, "tag", "verdict", "code", "choice")
 
-    text: Literal[True] = True
-    boxed: Literal[True] = True
-    number: Literal[True] = True
-    python: Literal[True] = True
+    text: Yes = True
+    boxed: Yes = True
+    number: Yes = True
+    python: Yes = True
     tag: str = ""
     verdict: Annotated[VerdictAnswer, BeforeValidator(_verdict)] = VerdictAnswer()
     code: list[str] = Field(default=[], max_length=MAX_CHOICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import unicodedata
@@ -45,7 +46,9 @@ def characters() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-@pytest.mark.parametrize("form", ["{c}", "a{c}b", "{c} a", "a {c}", "a\n{c}b", "a{c}\nb", "a: {c}", "{c}\n", "\n{c}", "# {c}{c}"])
+@pytest.mark.parametrize(
+    "form", ["{c}", "a{c}b", "{c} a", "a {c}", "a\n{c}b", "a{c}\nb", "a: {c}", "{c}\n", "\n{c}", "# {c}{c}"]
+)
 def test_a_character_of_any_category_is_read_as_it_was_written(form: str, is_json: bool) -> None:
     refused: set[str] = set()
     texts: list[str] = []
@@ -70,9 +73,9 @@ def test_a_team_is_saved_with_its_prompts_and_in_the_home_folder(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    odd = "".join(c for c in LOOKS if c not in "\ufffe\uffff")
-    first = Team.parse(team(agents=f"  A: {{prompt: {odd.encode('unicode_escape')!r}}}\n".replace("b'", '"').replace("'}", '"}').replace("\\\\", "\\")))
-    assert "\x85" in (first.agents["A"].prompt or "")
+    spec = {"team": 1, "agents": {"A": {"prompt": LOOKS}}, "do": [{"call": "A", "id": "a"}], "return": "a"}
+    first = Team.parse(json.dumps(spec), is_json=True)
+    assert first.agents["A"].prompt == LOOKS
     first.save(f"~/copy.{suffix}")
     again = Team.load(f"~/copy.{suffix}")
     assert (tmp_path / f"copy.{suffix}").is_file()
@@ -93,26 +96,45 @@ def test_the_list_of_agents_can_be_pasted_into_a_shell(shell: str, tmp_path: Pat
     lines, names = [], []
     for name in NAMES:
         agents = {name: {"prompt": "x"}, "Z9": {"prompt": "x"}}
-        spec = {"team": 1, "agents": agents, "do": [{"call": n, "id": f"s{i}"} for i, n in enumerate(agents)], "return": "s0"}
+        spec = {
+            "team": 1,
+            "agents": agents,
+            "do": [{"call": n, "id": f"s{i}"} for i, n in enumerate(agents)],
+            "return": "s0",
+        }
         path.write_text(write_text(spec))
         with pytest.raises(AgentSystemError) as error:
             GraphOrchestra(GraphOptions(str(path))).check_agents({"Z9": (1.0, 1.0)})
         lines.append("printf '%s\\0' " + str(error.value).rpartition("; set agent.")[2].join(["agent.", ""]))
         names.append([name, "Z9"])
-    pasted = subprocess.run([shell, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    pasted = subprocess.run(
+        [shell, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    ).stdout
     for argument, expected in zip(pasted.split("\0")[:-1], names, strict=True):
         assert list(compose_config([argument]).agent.agent_ids) == expected, argument
 
 
 def test_words_of_a_verdict_are_compared_as_replies_are() -> None:
-    read = projector(AgentAnswer.model_validate({"verdict": {"approve": ["LGTM!", " Yes. "], "reject": ["no.", "**No way**"]}}))
-    for reply, action in {"LGTM!": "approve", "lgtm": "approve", "yes": "approve", "No": "reject", "no way.": "reject", "so": ""}.items():
+    read = projector(
+        AgentAnswer.model_validate(
+            {"verdict": {"approve": ["LGTM!", " Yes. "], "reject": ["no.", "**No way**"]}}
+        )
+    )
+    for reply, action in {
+        "LGTM!": "approve",
+        "lgtm": "approve",
+        "yes": "approve",
+        "No": "reject",
+        "no way.": "reject",
+        "so": "",
+    }.items():
         assert read(f"<verify>{reply}</verify>").action == action
     for words, said in {
         "approve: [ok], reject: [OK]": "reject: 'ok' is a word of approve and of reject",
         "approve: ['ok!'], reject: [ok]": "'ok' is a word of approve and of reject",
         "approve: [rejected]": "'rejected' is a word of approve and of reject",
-        "approve: ['!']": "approve: a word of a verdict needs more than marks", "reject: ['']": "reject: a word of a verdict needs",
+        "approve: ['!']": "approve: a word of a verdict needs more than marks",
+        "reject: ['']": "reject: a word of a verdict needs",
     }.items():
         assert said in problem(team(agents=f"  A: {{prompt: x, answer: {{verdict: {{tag: v, {words}}}}}}}\n"))
 
@@ -138,7 +160,12 @@ def test_every_choice_is_read_in_any_case() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "actions", "text"),
-    [("{action}", ["", ""], "+"), ("{action}", [""], ""), ("{action}", [], "nobody"), ("[{action}]", ["7", ""], "[7]+[]")],
+    [
+        ("{action}", ["", ""], "+"),
+        ("{action}", [""], ""),
+        ("{action}", [], "nobody"),
+        ("[{action}]", ["7", ""], "[7]+[]"),
+    ],
 )
 def test_the_empty_text_stands_where_there_is_no_reply(entry: str, actions: list[str], text: str) -> None:
     quote = Quote(entry=entry, separator="+", empty="nobody")
@@ -172,7 +199,9 @@ IF = "- {if: {observation: x}, do: [%s], else: [%s]}"
         ("\n".join(IF % (f"{{call: A, id: x{i}}}", f"{{call: A, id: y{i}}}") for i in range(40)), "[x39, y39]", True),
     ],
 )  # fmt: skip
-def test_a_returned_step_that_may_be_left_out_needs_a_default(steps: str, returned: str, allowed: bool | None) -> None:
+def test_a_returned_step_that_may_be_left_out_needs_a_default(
+    steps: str, returned: str, allowed: bool | None
+) -> None:
     text = team(TWO + steps, returned)
     if allowed:
         Team.parse(text)
@@ -195,7 +224,8 @@ def test_a_returned_step_that_may_be_left_out_needs_a_default(steps: str, return
         ("- {parallel: [[{vote: [a, l], id: v}, {call: A, id: l}], {call: A}]}", "'l' cannot have run before"),
         ("- {if: {of: a, is: x}, do: [{call: A, id: l}], else: [{vote: [a, l]}]}", "'l' cannot have run before"),
         ("- {vote: A, n: null, id: v}", "needs n, the number of calls"), ("- {vote: [a, b], n: null}", "has no n"),
-        ("- {loop: 2, do: [{vote: [v, a], id: v}, {call: A}]}", None), ("- {loop: 2, do: [{call: A}, {vote: [a, l]}, {call: A, id: l}]}", None),
+        ("- {loop: 2, do: [{vote: [v, a], id: v}, {call: A}]}", None),
+        ("- {loop: 2, do: [{call: A}, {vote: [a, l]}, {call: A, id: l}]}", None),
         ("- {loop: 2, do: [{spawn: {of: v, agent: A}, id: v}]}", None),
         ("- {loop: 2, do: [{if: {of: a, is: x}, do: [{call: A, id: l}], else: [{vote: [a, l]}]}]}", None),
     ],
@@ -213,7 +243,8 @@ def test_steps_that_can_never_have_run_are_no_candidates(steps: str, said: str |
         ("return: a", "return_: a"), ("return: a", "return: a\nreturn_: b"), ("{prompt: x}", "{prompt: x, as_: Q}"),
         ("{prompt: x}", "{class_: math/Solver Agent}"), ("{prompt: x}", "{prompt: x, as: Q, as_: R}"),
         ("id: b}", "id: b, unless: {of: a, is_: x}}"), ("id: b}", "id: b, unless: {of: a, is: x, is_: y}}"),
-        ("id: b}", "id: b, unless: {of: a, in_: [x]}}"), ("- {call: A, id: b}", "- {if: {of: a, is: x}, do: [{call: A}], else_: [{call: A}]}"),
+        ("id: b}", "id: b, unless: {of: a, in_: [x]}}"),
+        ("- {call: A, id: b}", "- {if: {of: a, is: x}, do: [{call: A}], else_: [{call: A}]}"),
         ("- {call: A, id: b}", "- {if_: {of: a, is: x}, do: [{call: A}]}"),
     ],
 )  # fmt: skip
@@ -227,10 +258,16 @@ def test_the_same_returned_step_twice_is_refused() -> None:
     assert "return.of: 'a' is there twice" in problem(team(returned="[a, b, a]"))
 
 
-@pytest.mark.parametrize("text", ["a\\nb", "a\\rb", "a\\r\\nb", "a\\Nb", "a\\Lb", "a\\Pb", "#1; `x` \\\"y\\\" <b>", "a\\n"])
+@pytest.mark.parametrize(
+    "text", ["a\\nb", "a\\rb", "a\\r\\nb", "a\\Nb", "a\\Lb", "a\\Pb", '#1; `x` \\"y\\" <b>', "a\\n"]
+)
 def test_a_chart_has_one_line_for_each_box(text: str) -> None:
-    lines = Team.parse(team(TWO + f'- {{if: {{of: a, is: "{text}"}}, do: [{{call: A}}]}}')).mermaid().split("\n")
+    lines = (
+        Team.parse(team(TWO + f'- {{if: {{of: a, is: "{text}"}}, do: [{{call: A}}]}}')).mermaid().split("\n")
+    )
     box = next(line for line in lines if "a.action" in line)
-    assert len(Team.parse(team(TWO + "- {if: {of: a, is: x}, do: [{call: A}]}")).mermaid().split("\n")) == len(lines)
+    assert len(
+        Team.parse(team(TWO + "- {if: {of: a, is: x}, do: [{call: A}]}")).mermaid().split("\n")
+    ) == len(lines)
     inside = box.removeprefix('  n2{"').removesuffix('"}').replace("<br/>", "")
     assert len(box.splitlines()) == 1 and not set('"<>`') & set(inside) and "#1;" not in inside

@@ -37,7 +37,9 @@ def holds(value: Any, comparison: str, *, in_world: bool) -> bool:
     return compile_condition(unless.unless)(TurnState(turn, results, {}))
 
 
-NUMBERS = st.one_of(st.integers(-(10**20), 10**20), st.floats(-1e20, 1e20).filter(lambda x: x == 0 or abs(x) > 1e-5))
+NUMBERS = st.one_of(
+    st.integers(-(10**20), 10**20), st.floats(-1e20, 1e20).filter(lambda x: x == 0 or abs(x) > 1e-5)
+)
 
 
 @given(NUMBERS, NUMBERS)
@@ -84,7 +86,9 @@ def test_a_text_is_a_number_as_replies_write_one(action: str, comparison: str, e
         ("3", "is: 3", True), (3, "is: '3'", False),
     ],
 )  # fmt: skip
-def test_a_value_of_an_environment_is_compared_as_pythons(value: Any, comparison: str, expected: bool) -> None:
+def test_a_value_of_an_environment_is_compared_as_pythons(
+    value: Any, comparison: str, expected: bool
+) -> None:
     assert holds(value, comparison, in_world=True) is expected
 
 

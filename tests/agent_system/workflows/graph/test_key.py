@@ -87,7 +87,8 @@ SAME = {
     "rounds without tools": changed("prompt: 'a", "max_rounds: 7, prompt: 'a"),
     "no system": changed("prompt: 'a", "system: null, like: null, class: null, options: {}, tools: [], prompt: 'a"),
     "like": (STEPS, RETURN, "", AGENTS | {"B": "like: A, prompt: 'b {team_context}'"}),
-    "like of like": (STEPS, RETURN, "", AGENTS | {"B": "like: A, prompt: 'b {team_context}'", "D": "like: B, prompt: d, answer: {choice: [left, right]}"}),
+    "like of like": (STEPS, RETURN, "", AGENTS | {"B": "like: A, prompt: 'b {team_context}'",
+        "D": "like: B, prompt: d, answer: {choice: [left, right]}"}),
     "order of agents": (STEPS, RETURN, "", dict(reversed(AGENTS.items()))),
 }  # fmt: skip
 OTHER = {

@@ -10,6 +10,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import Team
 
 CALLS = "- {call: A, id: a}\n- {call: A, id: b}\n"
+VOTE = "{vote: [a, b]}"
 NEVER = "{stop: {observation: never}}"
 LOOP = "{loop: 1000000, do: [%s]}"
 
@@ -42,7 +43,13 @@ def problem(text: str) -> str:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "around", ["%s", "{if: {observation: x}, do: [%s]}", "{parallel: [[%s], {call: A}]}", "{loop: 2, do: [{call: A}, %s]}"]
+    "around",
+    [
+        "%s",
+        "{if: {observation: x}, do: [%s]}",
+        "{parallel: [[%s], {call: A}]}",
+        "{loop: 2, do: [{call: A}, %s]}",
+    ],
 )
 def test_a_loop_that_can_make_no_call_is_refused(body: str, around: str) -> None:
     said = problem(team("- " + around % (LOOP % body)))
@@ -52,9 +59,9 @@ def test_a_loop_that_can_make_no_call_is_refused(body: str, around: str) -> None
 @pytest.mark.parametrize(
     "steps",
     [
-        "{loop: 900, do: [{call: A}, {if: {observation: x}, do: [%s]}]}" % ", ".join([NEVER] * 120),
-        "{loop: 900, do: [{call: A}, %s]}" % ", ".join(["{vote: [a, b]}"] * 120),
-        "{loop: 400, do: [{vote: A, n: 2}, {parallel: [[%s], {vote: [a, b]}]}]}" % ", ".join(["{vote: [a, b]}"] * 250),
+        f"{{loop: 900, do: [{{call: A}}, {{if: {{observation: x}}, do: [{', '.join([NEVER] * 120)}]}}]}}",
+        f"{{loop: 900, do: [{{call: A}}, {', '.join([VOTE] * 120)}]}}",
+        f"{{loop: 400, do: [{{vote: A, n: 2}}, {{parallel: [[{', '.join([VOTE] * 250)}], {VOTE}]}}]}}",
     ],
 )  # fmt: skip
 def test_a_turn_that_executes_too_many_steps_is_refused(steps: str) -> None:
@@ -65,22 +72,23 @@ def test_a_turn_that_executes_too_many_steps_is_refused(steps: str) -> None:
 def test_steps_between_calls_are_allowed() -> None:
     team_spec = Team.parse(team("- {loop: 998, do: [{call: A}, {vote: [a, b]}, {stop: {loop: last}}]}"))
     assert team_spec.calls == 1000
-    with_more = Team.parse(team("- {loop: 9000, do: [{call: A}, %s]}" % ", ".join([NEVER] * 50)), max_calls=10_000)
-    assert with_more.calls == 9002
+    more = f"- {{loop: 9000, do: [{{call: A}}, {', '.join([NEVER] * 50)}]}}"
+    assert Team.parse(team(more), max_calls=10_000).calls == 9002
 
 
 @pytest.mark.parametrize(("levels", "width"), [(30, 7), (30, 1), (15, 15), (4, 60), (1, 62)])
 @pytest.mark.parametrize("named", [True, False])
 def test_the_size_of_a_file_is_checked_first(levels: int, width: int, named: bool) -> None:
-    calls = ",".join("{call: A, id: x%d}" % i if named else "{call: A}" for i in range(4_000))
+    calls = ",".join(f"{{call: A, id: x{i}}}" if named else "{call: A}" for i in range(4_000))
     assert "more than 256 steps" in problem(team(nested(levels, width, calls)))
 
 
 def test_the_largest_file_is_checked_in_time() -> None:
-    inner = ",".join("{call: A, id: x%d, sees: [a, b]}" % i for i in range(150))
+    inner = ",".join(f"{{call: A, id: x{i}, sees: [a, b]}}" for i in range(150))
     started = time.process_time()
     assert Team.parse(team(nested(14, 6, inner))).calls == 2 + 150 + 14 * 6
-    ifs = ",".join("{if: {observation: x}, do: [{call: A, id: y%d}], else: [{call: A, id: z%d}]}" % (i, i) for i in range(80))
+    arms = "do: [{call: A, id: y#}], else: [{call: A, id: z#}]"
+    ifs = ",".join(f"{{if: {{observation: x}}, {arms.replace('#', str(i))}}}" for i in range(80))
     Team.parse(team(f"- {{parallel: [[{ifs}], {{call: A}}]}}"))
     assert time.process_time() - started < 1.0
 

@@ -4,7 +4,6 @@ candidates have.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import Team
 from agent_system.workflows.graph.play import elect
 from tests.agent_system.workflows.graph.conftest import AGENTS, Play
-from tests.agent_system.workflows.graph.test_play import play, read, team
+from tests.agent_system.workflows.graph.test_play import agents_of, play, read, team
 
 TASK = Task("t", "What?", "demo", "7")
 JUDGES = AGENTS + "  J: {prompt: 'J: {env_prompt}{team_context}'}\n"
@@ -23,10 +22,7 @@ JUDGES = AGENTS + "  J: {prompt: 'J: {env_prompt}{team_context}'}\n"
 async def played(make_team: Play, steps: str, judge: str = "1", **more: Any) -> tuple[list[str], Any]:
     """What each call of the judge J read, and the answer; the others say their names and a number."""
     text = team(steps, agents="".join(line for line in JUDGES.splitlines(True) if f" {line[2]}" in steps))
-    replies = {
-        name: (lambda *_, count=itertools.count(), name=name: judge if name == "J" else f"{name}{next(count)}")
-        for name in Team.parse(text).agents
-    }
+    replies = agents_of(text) | ({"J": lambda *_: judge} if "J" in text else {})
     (episode,) = (await make_team(text, {**replies, **more}).collect([TASK], 1, step=0)).episodes
     assert not episode.failure
     prompts = [s.messages[0]["content"] for s in episode.samples if s.agent_id == "J"]
@@ -94,10 +90,7 @@ async def test_later_calls_read_the_reply_of_a_judge(make_team: Play, parallel: 
         steps = f"- {{parallel: [[{vote}, {last}], {{call: A}}]}}"
     else:
         steps = f"- {vote}\n- {f'{{parallel: [{last}, {{call: A}}]}}' if parallel else last}"
-    replies = {
-        name: (lambda *_, count=itertools.count(), name=name: f"{name}{next(count)}") for name in "ABC"
-    }
-    result = await play(make_team, team(steps), replies=replies)
+    result = await play(make_team, team(steps))
     assert read(result)["C0"] == "A: A0 A: A1 B: B0"
 
 
@@ -108,9 +101,7 @@ async def test_a_judge_in_another_branch_is_not_read(make_team: Play) -> None:
 
 
 async def test_branches_inside_branches_read_none_of_the_branches_around(make_team: Play) -> None:
-    steps = (
-        "- {parallel: [[{call: A}, {call: A}], [{call: B}, {parallel: [[{call: C}, {call: C, id: s}], {call: B}]}]]}\n"
-    )
+    steps = "- {parallel: [[{call: A}, {call: A}], [{call: B}, {parallel: [[{call: C}, {call: C, id: s}], {call: B}]}]]}\n"
     result = await play(make_team, team(steps))
     assert read(result)["C1"] == "B: B0 C: C0"
 
@@ -119,14 +110,18 @@ async def test_sees_of_a_vote_are_its_candidates_and_its_judge(make_team: Play) 
     steps = "- {call: C}\n- {vote: A, n: 2, best: B, id: v}\n- {call: C, sees: [v]}"
     result = await play(make_team, team(steps, "v"))
     assert read(result)["C1"] == "A: A0 A: A1 B: B0"
-    steps = "- {call: A, id: a}\n- {call: B, id: b}\n- {call: C}\n- {vote: [a, b], id: v}\n- {call: C, sees: [v]}"
+    steps = (
+        "- {call: A, id: a}\n- {call: B, id: b}\n- {call: C}\n- {vote: [a, b], id: v}\n- {call: C, sees: [v]}"
+    )
     result = await play(make_team, team(steps, "v"))
     assert read(result)["C1"] == "A: A0 B: B0"
 
 
 KINDS = "  A: {prompt: x}\n  V: {prompt: x, answer: {verdict: v}}\n  W: {prompt: x, answer: {code: []}}\n"
 KINDS += "  K: {class: math/Verifier Agent}\n"
-THREE = "- {call: A, id: a}\n- {call: V, id: v}\n- {call: W, id: w}\n- {call: K, id: k}\n- {call: V, id: v2}\n"
+THREE = (
+    "- {call: A, id: a}\n- {call: V, id: v}\n- {call: W, id: w}\n- {call: K, id: k}\n- {call: V, id: v2}\n"
+)
 THREE += "- {spawn: {of: a, agent: A}, id: p}\n"
 
 
