@@ -110,8 +110,9 @@ async def spawn(
         AgentSystemError: a child spawns at the depth limit; `tasks` is one text; a limit is out of
             range.
     """
-    turn, around = (parent, None) if isinstance(parent, Turn) else (parent.turn, parent.branch)
-    limit = (depth or 1) if around is None else around.limit
+    turn = parent if isinstance(parent, Turn) else parent.turn
+    around = None if isinstance(parent, Turn) else parent.branch
+    limit = around.limit if around is not None else 1 if depth is None else depth
     level = 1 if around is None else around.depth + 1
     _check(tasks, most, limit, level, depth is not None and around is not None)
     if not isinstance(work, str):

@@ -16,8 +16,8 @@ PAGE = "docs/graph.md"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the team of the page."""
-    (block,) = [b for b in blocks("yaml") if b.page == PAGE]
-    assert block.marker == "file: team.yaml"
+    block, *others = [b for b in blocks("yaml") if b.page == PAGE]
+    assert block.marker == "file: team.yaml" and [b.marker for b in others] == ["file: delegation.yaml"]
     (tmp_path / "team.yaml").write_text(block.text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -41,6 +41,11 @@ def test_the_program_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixtur
     calls, key, chart = capsys.readouterr().out.split("\n", 2)
     assert (calls, len(key)) == ("8", 16) and chart.startswith("flowchart TD")
     assert Team.load(folder / "team.json").key() == key
+
+
+def test_the_team_with_sub_agents_of_the_page_is_read_and_makes_as_many_calls_as_the_page_says() -> None:
+    (text,) = [b.text for b in blocks("yaml") if b.page == PAGE and b.marker == "file: delegation.yaml"]
+    assert Team.parse(text).calls == 1 + 4 + 16 + 1
 
 
 def test_the_error_of_the_page_is_what_is_said() -> None:

@@ -287,7 +287,7 @@ async def advised(turn: Turn) -> str:
 def test_children_share_the_rewards_of_the_episode_and_groups_may_be_by_depth(
     play: Callable[..., Any],
 ) -> None:
-    """Two episodes of a task, one of which is right: the advantage of each call is over calls of its depth."""
+    """Two episodes of a task, one of which is right: advantages are over calls of one depth."""
 
     def script(prompt: str, request: Any) -> str:
         if "Plan:" in prompt:
@@ -520,7 +520,8 @@ def test_a_team_that_delegates_to_nobody_is_refused_before_an_episode(
     with pytest.raises(AgentSystemError) as error:
         make_collector(scripted([]), orchestra=Head(), agents=agents)
     assert str(error.value) == (
-        "'Boss' delegates to 'Wroker', which is no agent of this run; did you mean 'Worker'?; agents: Boss, Worker"
+        "'Boss' delegates to 'Wroker', which is no agent of this run; did you mean 'Worker'?; "
+        "agents: Boss, Worker"
     )
 
 

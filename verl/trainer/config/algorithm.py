@@ -17,18 +17,9 @@ from verl.trainer.config.spec import key, section, texts
 
 # Columns that identify a sample.
 SAMPLE_FIELDS = (
-    "uid",
-    "traj_uid",
-    "task_id",
-    "agent_id",
-    "policy_id",
-    "wg_id",
-    "turn",
-    "call",
-    "depth",
-    "candidate",
+    "uid", "traj_uid", "task_id", "agent_id", "policy_id", "wg_id", "turn", "call", "depth", "candidate",
     "data_source",
-)
+)  # fmt: skip
 # Those that separate tasks, and those that without any of them mean a baseline over the whole
 # batch.
 TASK_FIELDS = ("uid", "traj_uid", "task_id")

@@ -25,6 +25,7 @@ DEEP_CALLS = f"do:\n{NESTED}          - {{call: Solver Agent, id: s}}\n         
 STEPS = PAIR[PAIR.index("do:") : PAIR.index("return")]
 SOLVER = "answer: boxed"
 CALL = "{call: Solver Agent, id: s}"
+NEXT = "\n      - "
 JSON_TEAM = json.loads(
     '{"team": 1, "agents": {"A": {"prompt": "{env_prompt}"}}, "do": [{"call": "A", "id": "s"}], "return": '
     '"s"}'
@@ -134,7 +135,7 @@ CHANGES = {
     "two kinds": ("{call: Solver Agent, id: s}", "{call: Solver Agent, vote: s}", "expected a step, a mapping"
         ),
     "unknown field": ("id: v,", "di: v,", r"9:32 do\[0\]\.do\[1\]\.di: no such field; did you mean 'id'"),
-    "spawn of no agent": ("{call: Solver Agent, id: s}", "{spawn: {of: s}}", r"8:10 do.*spawn.agent: it is missing"),
+    "spawn of no agent": (CALL, "{spawn: {of: s}}", r"8:10 do.*spawn.agent: it is missing"),
     "spawn of a text": ("{call: Solver Agent, id: s}", "{spawn: s}", "spawn: expected a mapping, found 's'"),
     "spawn of an unknown step": (CALL, "{spawn: {of: t, agent: Solver Agent}, id: s}",
         r"8:18 do\[0\]\.do\[0\]\.spawn\.of: no step 't' that is known here; steps: s, v"),
@@ -148,13 +149,16 @@ CHANGES = {
         r"spawn\.depth: it should be less than or equal to 8, found 9"),
     "spawn of true": (CALL, "{spawn: {of: v, agent: Solver Agent, depth: true}, id: s}",
         "depth: expected a whole number, found True"),
-    "spawn of too many calls": (CALL, CALL + "\n      - {spawn: {of: s, agent: Solver Agent, max: 64, depth: 8}}",
+    "spawn of too many calls": (CALL,
+        CALL + NEXT + "{spawn: {of: s, agent: Solver Agent, max: 64, depth: 8}}",
         r"9:9 do\[0\]\.do\[1\]: a turn may make [0-9,]{19,} calls, more than max_calls=1,000"),
     "unknown field of a spawn": (CALL, "{spawn: {of: v, agent: Solver Agent, dept: 2}, id: s}",
         r"spawn\.dept: no such field; did you mean 'depth'"),
-    "field of a spawn": (CALL + "\n", "{spawn: {of: v, agent: Solver Agent}, id: s}\n      - {stop: {of: s, field: votes}}\n",
+    "field of a spawn": (CALL, "{spawn: {of: v, agent: Solver Agent}, id: s}" + NEXT
+        + "{stop: {of: s, field: votes}}",
         "the step 's' has no field 'votes'.*fields: action, valid, children, left_out"),
-    "what a spawn sees": (CALL, "{spawn: {of: v, agent: Solver Agent}, sees: [w], id: s}", r"sees\[0\]: no step 'w'"),
+    "what a spawn sees": (CALL, "{spawn: {of: v, agent: Solver Agent}, sees: [w], id: s}",
+        r"sees\[0\]: no step 'w'"),
     "return of a spawn of a step that may be left out": ("return: s", "return: w", "no step 'w'"),
     "delegate without an agent": (SOLVER, "tools: [delegate]",
         r"tools\[0\]: delegate needs the agent that it calls: \{delegate: Agent\}"),
@@ -162,7 +166,8 @@ CHANGES = {
         r"tools\[1\]\.delegate: no agent 'Verifer Agent'; did you mean 'Verifier Agent'"),
     "delegate twice": (SOLVER, "tools: [{delegate: Verifier Agent}, {delegate: Solver Agent}]",
         r"tools\[1\]: the tool 'delegate' is there twice"),
-    "delegate to many": (SOLVER, "tools: [{delegate: Verifier Agent, max: 65}]", r"tools\[0\]\.max: it should be less"),
+    "delegate to many": (SOLVER, "tools: [{delegate: Verifier Agent, max: 65}]",
+        r"tools\[0\]\.max: it should be less"),
     "delegate with a wrong field": (SOLVER, "tools: [{delegate: Verifier Agent, most: 3}]",
         r"tools\[0\]\.most: no such field; .*fields: delegate, max, depth"),
     "delegate without end": (SOLVER, "tools: [{delegate: Solver Agent, max: 9, depth: 8}]",

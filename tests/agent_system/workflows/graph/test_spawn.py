@@ -1,5 +1,5 @@
-"""The step `spawn` and the tool `delegate` of a team file: what is called, read and returned, and the calls that
-are counted.
+"""The step `spawn` and the tool `delegate` of a team file: what is called, read and returned, and
+the calls that are counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ async def test_an_agent_is_called_for_each_line_and_its_actions_are_the_result(m
     steps = SPAWN + "\n- {call: Planner, id: all}\n- {call: Planner, sees: [s], id: one}"
     result = await play(make_team, team(steps), script)
     assert calls(result) == [
-        ("Planner", 0, "ab \n\nc\nd\nleft out"), ("Worker", 1, "a\nb"), ("Worker", 1, "c!"), ("Worker", 1, "d!"),
+        ("Planner", 0, " ab \n\nc\nd\nleft out"), ("Worker", 1, "a\nb"), ("Worker", 1, "c!"),
+        ("Worker", 1, "d!"),
         ("Worker", 2, "a!"), ("Worker", 2, "b!"), ("Planner", 0, "done"), ("Planner", 0, "done"),
     ]  # fmt: skip
     assert result.episodes[0].answer == "a!\nb!\nc!\nd!"
@@ -120,7 +121,10 @@ BRANCHES = (
     "  - [{spawn: {of: p, agent: Worker, depth: 3}, id: s}, {call: Planner}]\n"
     "  - [{call: Worker}, {vote: Worker, n: 2, id: v}, {spawn: {of: v, agent: Asker}}]"
 )
-ASKER = '  Asker: {prompt: "Ask: {task}", tools: [{delegate: Asker, max: 3, depth: 3}, calculator], max_rounds: 3}\n'
+ASKER = (
+    '  Asker: {prompt: "Ask: {task}", tools: [{delegate: Asker, max: 3, depth: 3}, calculator], '
+    "max_rounds: 3}\n"
+)
 
 
 @pytest.mark.parametrize("sampling", ["parallel", "tree"])
@@ -167,7 +171,8 @@ async def test_numbers_and_seeds_do_not_depend_on_which_reply_comes_first(
 
 async def test_an_agent_of_a_file_delegates(make_team: Play) -> None:
     agents = (
-        '  Boss: {prompt: "Boss: {env_prompt}", answer: boxed, tools: [calculator, {delegate: Finder, max: 2}]}\n'
+        '  Boss: {prompt: "Boss: {env_prompt}", answer: boxed, '
+        "tools: [calculator, {delegate: Finder, max: 2}]}\n"
         '  Finder: {prompt: "Do: {task} for {env_prompt}"}\n'
     )
 
@@ -189,8 +194,10 @@ async def test_an_agent_of_a_file_delegates(make_team: Play) -> None:
     ("steps", "count"),
     [
         ("- {call: Planner, id: p}\n- {spawn: {of: p, agent: Worker}, id: s}", 1 + 4),
-        ("- {call: Planner, id: p}\n- {spawn: {of: p, agent: Worker, max: 3, depth: 3}, id: s}", 1 + 3 + 9 + 27),
-        ("- {call: Planner, id: p}\n- {loop: 2, do: [{spawn: {of: p, agent: Worker, max: 1}, id: s}]}", 1 + 2),
+        ("- {call: Planner, id: p}\n- {spawn: {of: p, agent: Worker, max: 3, depth: 3}, id: s}",
+            1 + 3 + 9 + 27),
+        ("- {call: Planner, id: p}\n- {loop: 2, do: [{spawn: {of: p, agent: Worker, max: 1}, id: s}]}",
+            1 + 2),
         ("- {call: Planner, id: p}\n- {spawn: {of: p, agent: Worker, max: 2}, id: s}\n- {call: Asker}",
             1 + 2 + 1 + 3 * (1 + 3 * (1 + 3))),
         ("- {call: Planner, id: p}\n- {call: Worker}\n- {spawn: {of: p, agent: Asker, max: 2}, id: s}",
