@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_system.projection import verdict_word
-from agent_system.workflows.graph.checks import always_run, delegates
+from agent_system.workflows.graph.checks import always_run, delegates, ways_to_end
 from agent_system.workflows.graph.schema import (
     AgentAnswer,
     AgentSpec,
@@ -39,27 +39,24 @@ def canonical(spec: TeamSpec, agents: Mapping[str, AgentSpec]) -> dict[str, Any]
         spec: the parts of its file.
         agents: its agents, those with `like` completed.
     """
-    form = _Form(agents, _returned_names(spec))
+    ways = ways_to_end(spec.do)
+    returned = spec.return_.of
+    # those behind one that has always run are never returned
+    always = next((i for i in range(1, len(returned) + 1) if always_run(ways, returned[:i])), None)
+    returned = returned[:always]
+    form = _Form(agents, returned)
     steps = form.steps(spec.do)
     numbers = form.numbers()
     names_shown = any(_shows_names(agent) for agent in agents.values())
     form.name_delegates()
     has_class = any(agent.class_ for agent in agents.values())
-    always = always_run(spec.do, spec.return_.of)
     return {
         "memory": spec.memory or (None if has_class else "simple"),
         "agents": {form.agents[name]: form.agent(name, names_shown) for name in agents},
         "do": _renamed(steps, numbers),
-        "return": [numbers[name] for name in _returned_names(spec)],
-        "default": None if always else spec.return_.default,
+        "return": [numbers[name] for name in returned],
+        "default": spec.return_.default if always is None else None,
     }
-
-
-def _returned_names(spec: TeamSpec) -> list[str]:
-    """Return the returned steps up to one that has always run."""
-    names = spec.return_.of
-    last = next((i for i in range(1, len(names)) if always_run(spec.do, names[:i])), len(names))
-    return names[:last]
 
 
 class _Name(str):

@@ -338,7 +338,7 @@ class _Steps:
             raise _Problem(("agents", idle[0]), "no step calls it; leave it out")
         for name in spec.return_.of:
             self._check_step_name(name, ("return",), names)
-        if spec.return_.default is None and not always_run(spec.do, spec.return_.of):
+        if spec.return_.default is None and not always_run(ways_to_end(spec.do), spec.return_.of):
             steps = ", ".join(spec.return_.of)
             raise _Problem(
                 ("return",),
@@ -346,25 +346,33 @@ class _Steps:
                 "action for that case",
             )
 
-    def _fields(self, name: str, voted: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
+    def _fields(self, name: str) -> tuple[str, ...] | None:
         """Return the fields that every result of a step has, beside `action` and `valid`; None for
-        any. `voted` are votes around.
+        any.
         """
-        if name in voted:  # its earlier result, which adds no candidate
-            return None
-        return _common(self._fields_of(step, voted | {name}) for step in self.declared[name])
+        return _common(self._fields_of(step) for step in self.declared[name])
 
-    def _fields_of(self, step: NamedStep, voted: frozenset[str]) -> tuple[str, ...] | None:
-        match step:
-            case SpawnStep():
-                return CHILD_FIELDS
-            case CallStep():
-                return fields_of(self.agents[step.call]) if step.call in self.agents else None
+    def _fields_of(self, step: NamedStep) -> tuple[str, ...] | None:
+        if not isinstance(step, VoteStep):
+            return CHILD_FIELDS if isinstance(step, SpawnStep) else self._fields_by(step.call)
         if isinstance(step.vote, str):
-            fields = fields_of(self.agents[step.vote]) if step.vote in self.agents else None
+            fields = self._fields_by(step.vote)
         else:
-            fields = _common(self._fields(name, voted) for name in step.vote if name in self.declared)
+            fields = _common(self._fields_of(candidate) for candidate in self._candidates(step.vote))
         return fields if fields is None else tuple(dict.fromkeys((*fields, *VOTE_FIELDS)))
+
+    def _fields_by(self, name: str) -> tuple[str, ...] | None:
+        return fields_of(self.agents[name]) if name in self.agents else None
+
+    def _candidates(self, names: Sequence[str]) -> Iterator[NamedStep]:
+        """Yield the steps with these names, and in place of a vote of steps those that it is of."""
+        all_names = list(names)
+        for name in all_names:  # which grows
+            for step in self.declared.get(name, ()):
+                if not isinstance(step, VoteStep) or isinstance(step.vote, str):
+                    yield step
+                else:
+                    all_names += [n for n in dict.fromkeys(step.vote) if n not in all_names]
 
     def _check_all(self, steps: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> None:
         for position, step in enumerate(steps):
@@ -592,10 +600,15 @@ def _costliest(
 Ways = set[frozenset[str]]
 
 
-def always_run(steps: Sequence[AnyStep], names: Collection[str]) -> bool:
-    """Return whether one of the named steps has run wherever a turn's steps end."""
+def ways_to_end(steps: Sequence[AnyStep]) -> Ways:
+    """Return the ways to the places where a turn's steps end."""
     end, stopped = _flow(steps, {frozenset()})
-    return all(way.intersection(names) for way in end | stopped)
+    return end | stopped
+
+
+def always_run(ways: Ways, names: Collection[str]) -> bool:
+    """Return whether one of the named steps has run on all ways."""
+    return all(way.intersection(names) for way in ways)
 
 
 def _flow(steps: Sequence[AnyStep], ways: Ways) -> tuple[Ways, Ways]:

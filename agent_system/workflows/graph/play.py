@@ -42,6 +42,7 @@ MISSING = object()
 # Where a call of a vote leaves its result: the names of steps are not empty.
 CANDIDATE = ""
 # A number as replies write it: that of `answer: number`, with an exponent.
+LONGEST_NUMBER = 1000  # characters
 DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6})?")
 
 
@@ -78,6 +79,15 @@ class TurnState:
         state.first = self.first
         state.last = self.last
         return state
+
+    def finish(self, name: str, result: Projection) -> None:
+        """Set the result of a step; a vote also sets what it has `chosen`."""
+        self.results[name] = result
+        self.chosen.pop(name, None)  # of a vote in the other arm of an `if`
+
+    def entry(self, step: str) -> Entry:
+        """Return the reply that is a step's result, as prompts show it."""
+        return self.chosen.get(step) or self.turn.newest(step)
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""
@@ -175,16 +185,17 @@ class _Compiler:
         labels = frozenset(label for step in steps for label in self._replies(step))
         return labels.union(*(self._inside(c) for step in steps for _, c in children(step, ())))
 
-    def _seen(self, names: Sequence[str], votes: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Return the labels of the replies of named steps; of a vote of steps, those of its steps.
-        `votes` are votes around.
+    def _seen(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the labels of the replies of named steps; of a vote of steps, those of its steps, as
+        well.
         """
         labels: set[str] = set()
-        for name in names:
+        all_names = list(names)
+        for name in all_names:  # which grows
             for step in self._by_name[name]:
                 labels.update(self._replies(step))
-                if isinstance(step, VoteStep) and isinstance(step.vote, list) and name not in votes:
-                    labels |= self._seen(step.vote, votes | {name})
+                if isinstance(step, VoteStep) and isinstance(step.vote, list):
+                    all_names += [voter for voter in step.vote if voter not in all_names]
         return frozenset(labels)
 
     def _play(self, step: AnyStep, visible: frozenset[str] | None) -> Play:
@@ -219,7 +230,7 @@ class _Compiler:
             if unless is None or not unless(state):
                 result = await state.call(agent_id, context)
                 if name is not None:
-                    state.results[name] = result
+                    state.finish(name, result)
             return False
 
         return call
@@ -242,20 +253,21 @@ class _Compiler:
             if steps:
                 voters = [s for s in steps if s in state.results]
                 candidates = [state.results[s] for s in voters]
-                entries = [state.chosen.get(s) or state.turn.newest(s) for s in voters]
             else:
+                voters = labels
                 candidates = [fork.results[CANDIDATE] for fork in await in_branches(state, calls)]
-                entries = [state.turn.newest(label) for label in labels]
             if not candidates:
                 return False
             choice = None
             if judge is not None:
-                reads = CallContext(NOTHING, _judged(context.step), frozenset(), entries=tuple(entries))
+                entries = tuple(map(state.entry, voters))
+                reads = CallContext(NOTHING, _judged(context.step), frozenset(), entries=entries)
                 choice = await state.call(judge, reads)
             if name is not None:
                 place = chosen_place(candidates, choice)
-                state.results[name] = with_votes(candidates, place)
-                state.chosen[name] = entries[place]
+                entry = state.entry(voters[place])
+                state.finish(name, with_votes(candidates, place))
+                state.chosen[name] = entry
             return False
 
         return vote
@@ -277,7 +289,7 @@ class _Compiler:
             result = joined(replies, counts)
             show(state.turn, place, keys.agent, result)
             if name is not None:
-                state.results[name] = result
+                state.finish(name, result)
             return False
 
         return spawn
@@ -346,11 +358,6 @@ def _stop(condition: Check | None) -> Play:
         return condition is None or condition(state)
 
     return stop
-
-
-def elect(candidates: Sequence[Projection], choice: Projection | None = None) -> Projection:
-    """Return the candidate of `chosen_place`, with the fields of `with_votes`."""
-    return with_votes(candidates, chosen_place(candidates, choice))
 
 
 def chosen_place(candidates: Sequence[Projection], choice: Projection | None = None) -> int:
@@ -441,10 +448,9 @@ def _value_of(condition: Condition) -> Callable[[TurnState], Any]:
 def _comparison(condition: Condition) -> Callable[[Any], bool]:
     match condition.comparison:
         case "is_":
-            return _equal_to(condition.is_)
+            return _one_of([condition.is_])
         case "in_":
-            checks = [_equal_to(item) for item in condition.in_]
-            return lambda value: any(check(value) for check in checks)
+            return _one_of(condition.in_)
         case "below":
             highest = _decimal(condition.below)
             return lambda value: (number := _decimal(value)) is not None and number < highest
@@ -454,17 +460,22 @@ def _comparison(condition: Condition) -> Callable[[Any], bool]:
     return _is_true
 
 
-def _equal_to(other: Any) -> Callable[[Any], bool]:
-    """Return whether a value is that of the file: `true` is not 1, and the text `3` is the number
+def _one_of(values: Sequence[Any]) -> Callable[[Any], bool]:
+    """Return whether a value is one of the file's: `true` is not 1, and the text `3` is the number
     3.
     """
-    if isinstance(other, str):
-        text = other.strip()
-        return lambda value: isinstance(value, str) and value.strip() == text
-    if isinstance(other, bool) or other is None:
-        return lambda value: _scalar(value) is other
-    number = _decimal(other)
-    return lambda value: number is not None and _decimal(value) == number
+    texts = {value.strip() for value in values if isinstance(value, str)}
+    literals = [value for value in values if isinstance(value, bool) or value is None]
+    numbers = {_decimal(value) for value in values if not isinstance(value, str)} - {None}
+
+    def check(value: Any) -> bool:
+        if isinstance(value, str) and value.strip() in texts:
+            return True
+        if any(_scalar(value) is literal for literal in literals):
+            return True
+        return bool(numbers) and _decimal(value) in numbers
+
+    return check
 
 
 def _decimal(value: Any) -> Decimal | None:
@@ -476,8 +487,9 @@ def _decimal(value: Any) -> Decimal | None:
         return Decimal(value)
     if isinstance(value, float):  # 0.1 is what is written, as in the file
         return None if math.isnan(value) else Decimal(repr(value))
-    is_number = isinstance(value, str) and DECIMAL.fullmatch(value.strip())
-    return Decimal(value.strip()) if is_number else None
+    if not isinstance(value, str) or len(text := value.strip()) > LONGEST_NUMBER:
+        return None
+    return Decimal(text) if DECIMAL.fullmatch(text) else None
 
 
 def _is_true(value: Any) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import Team
+from agent_system.workflows.graph.play import compile_team
 
 CALLS = "- {call: A, id: a}\n- {call: A, id: b}\n"
 VOTE = "{vote: [a, b]}"
@@ -90,6 +91,20 @@ def test_the_largest_file_is_checked_in_time() -> None:
     arms = "do: [{call: A, id: y#}], else: [{call: A, id: z#}]"
     ifs = ",".join(f"{{if: {{observation: x}}, {arms.replace('#', str(i))}}}" for i in range(80))
     Team.parse(team(f"- {{parallel: [[{ifs}], {{call: A}}]}}"))
+    assert time.process_time() - started < 1.0
+
+
+def test_votes_of_votes_are_checked_and_prepared_in_time() -> None:
+    names = ["a", "b"]
+    votes = []
+    for number in range(200):
+        votes.append(f"- {{vote: [{names[-2]}, {names[-1]}], id: v{number}}}")
+        names.append(f"v{number}")
+    last = "- {call: A, sees: [v199], unless: {of: v199, field: votes, above: 1}}"
+    started = time.process_time()
+    team_spec = Team.parse(team("\n".join([*votes, last]), "v199"))
+    compile_team(team_spec.spec)
+    team_spec.key()
     assert time.process_time() - started < 1.0
 
 

@@ -14,9 +14,8 @@ from agent_system import Projection, Task
 from agent_system.errors import AgentSystemError
 from agent_system.rollout import CollectResult
 from agent_system.workflows.graph import Team
-from agent_system.workflows.graph.play import elect
 from agent_system.workflows.math import MathEnv
-from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play
+from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play, elect
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 

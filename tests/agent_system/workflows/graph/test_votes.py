@@ -11,8 +11,7 @@ import pytest
 from agent_system import Projection, Task
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import Team
-from agent_system.workflows.graph.play import elect
-from tests.agent_system.workflows.graph.conftest import AGENTS, Play
+from tests.agent_system.workflows.graph.conftest import AGENTS, Play, elect
 from tests.agent_system.workflows.graph.test_play import agents_of, play, read, team
 
 TASK = Task("t", "What?", "demo", "7")
@@ -51,6 +50,8 @@ async def played(make_team: Play, steps: str, judge: str = "1", **more: Any) -> 
             "- {vote: [c, a], best: J, id: s}", ["C: C0 B: B0"], "C0"),
         ("- {call: A, id: a}\n- {loop: 3, do: [{call: B, id: b}, {vote: [s, b], best: J, id: s}]}",
             ["B: B0", "B: B0 B: B1", "B: B0 B: B2"], "B0"),
+        ("- loop: 2\n  do:\n  - if: {loop: first}\n    do: [{vote: A, n: 2, id: v}]\n    else: [{call: B, id: v}]\n"
+            "  - {call: C, id: c}\n  - {vote: [v, c], best: J, id: s}", ["A: A0 C: C0", "B: B0 C: C1"], "B0"),
         ("- {call: A, id: a}\n- {spawn: {of: a, agent: B}, id: p}\n- {vote: [p, a], best: J, id: s}",
             ["B: B0 A: A0"], "B0"),
     ],
