@@ -40,11 +40,11 @@ def canonical(spec: TeamSpec, agents: Mapping[str, AgentSpec]) -> dict[str, Any]
         agents: its agents, those with `like` completed.
     """
     ways = ways_to_end(spec.do)
-    returned = spec.return_.of
+    names = spec.return_.of
     # those behind one that has always run are never returned
-    always = next((i for i in range(1, len(returned) + 1) if always_run(ways, returned[:i])), None)
-    returned = returned[:always]
-    form = _Form(agents, returned)
+    always = next((i for i in range(1, len(names) + 1) if always_run(ways, names[:i])), None)
+    names = names[:always]
+    form = _Form(agents, names)
     steps = form.steps(spec.do)
     numbers = form.numbers()
     names_shown = any(_shows_names(agent) for agent in agents.values())
@@ -54,7 +54,7 @@ def canonical(spec: TeamSpec, agents: Mapping[str, AgentSpec]) -> dict[str, Any]
         "memory": spec.memory or (None if has_class else "simple"),
         "agents": {form.agents[name]: form.agent(name, names_shown) for name in agents},
         "do": _renamed(steps, numbers),
-        "return": [numbers[name] for name in returned],
+        "return": [numbers[name] for name in names],
         "default": spec.return_.default if always is None else None,
     }
 
@@ -72,10 +72,10 @@ class _Form:
         agents: the number of each agent, in the order in which steps call them.
     """
 
-    def __init__(self, specs: Mapping[str, AgentSpec], returned: Sequence[str]) -> None:
+    def __init__(self, specs: Mapping[str, AgentSpec], names: Sequence[str]) -> None:
         self._specs = specs
         self.agents: dict[str, str] = {}
-        self._referred = set(returned)
+        self._referred = set(names)
         self._order: dict[str, None] = {}
 
     def steps(self, steps: Sequence[AnyStep]) -> list[Any]:
@@ -103,7 +103,13 @@ class _Form:
         if spec.class_ is None:
             quote = PLAIN_QUOTE if spec.quote is None else spec.quote
             fields |= {"quote": quote.model_dump(), "answer": _answer(spec.answer)}
-        tools = [t if isinstance(t, str) else [t.delegate, t.max, t.depth] for t in spec.tools]
+        tools = [
+            # the tool's description names the agent
+            tool
+            if isinstance(tool, str)
+            else [self.agents[tool.delegate], tool.delegate, tool.max, tool.depth]
+            for tool in spec.tools
+        ]
         fields |= {"tools": tools, "max_rounds": spec.max_rounds if tools else None}
         return {**fields, "as": spec.as_ or name, "name": name if names_shown else None}
 
@@ -126,8 +132,8 @@ class _Form:
     def _step(self, step: AnyStep) -> Any:
         match step:
             case CallStep():
-                called = {"call": self._agent(step.call), "unless": self._condition(step.unless)}
-                return {**called, "sees": self._sees(step.sees), "id": self._id(step.id)}
+                fields = {"call": self._agent(step.call), "unless": self._condition(step.unless)}
+                return {**fields, "sees": self._sees(step.sees), "id": self._id(step.id)}
             case VoteStep():
                 one = isinstance(step.vote, str)
                 voters = [self._agent(step.vote), step.n] if one else self._refer(step.vote)
@@ -205,9 +211,7 @@ def _answer(answer: AgentAnswer) -> Any:
 
 
 def _shows_names(agent: AgentSpec) -> bool:
-    """Return whether an agent's prompt may show the names of others: a class may, and the tool
-    `delegate` does.
-    """
-    if agent.class_ is not None or agent.quote is None or delegates(agent):
+    """Return whether an agent's prompt may show the names of others: a class may."""
+    if agent.class_ is not None or agent.quote is None:
         return True
     return "{role}" in agent.quote.entry or "{agent}" in agent.quote.entry

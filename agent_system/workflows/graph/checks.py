@@ -513,9 +513,9 @@ def _check_costs(steps: Sequence[AnyStep], agents: Mapping[str, AgentSpec], max_
     if (idle := _idle_loop(steps, ("do",), cost)) is not None:
         raise _Problem(idle, "no step of the loop makes a call")
     limit = STEPS_PER_CALL * max(max_calls, MAX_CALLS)
-    if (executed := _executed(steps)) > limit:
+    if (count := _executed(steps)) > limit:
         path = _costliest(steps, limit, lambda step: _executed([step]))
-        raise _Problem(path, f"a turn may execute {executed:,} steps, more than {limit:,}")
+        raise _Problem(path, f"a turn may execute {count:,} steps, more than {limit:,}")
     return calls
 
 

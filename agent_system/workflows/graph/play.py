@@ -52,42 +52,42 @@ class TurnState:
     Attributes:
         turn: the turn.
         results: the last result of each step that has run.
-        chosen: the reply that a vote has chosen, as prompts show it, by the vote's name.
+        choices: the reply that a vote has chosen, as prompts show it, by the vote's name.
         first, last: of the round of the loop around.
         branch: the branch of the `parallel` around, if there is one.
     """
 
-    __slots__ = ("branch", "chosen", "first", "last", "results", "turn")
+    __slots__ = ("branch", "choices", "first", "last", "results", "turn")
 
     def __init__(
         self,
         turn: Turn,
         results: dict[str, Projection],
-        chosen: dict[str, Entry],
+        choices: dict[str, Entry],
         branch: Branch | None = None,
     ) -> None:
         self.turn = turn
         self.results = results
-        self.chosen = chosen
+        self.choices = choices
         self.first = False
         self.last = False
         self.branch = branch
 
     def fork(self, branch: Branch) -> TurnState:
         """Return the state of a branch."""
-        state = TurnState(self.turn, dict(self.results), dict(self.chosen), branch)
+        state = TurnState(self.turn, dict(self.results), dict(self.choices), branch)
         state.first = self.first
         state.last = self.last
         return state
 
     def finish(self, name: str, result: Projection) -> None:
-        """Set the result of a step; a vote also sets what it has `chosen`."""
+        """Set the result of a step; a vote also sets its choice."""
         self.results[name] = result
-        self.chosen.pop(name, None)  # of a vote in the other arm of an `if`
+        self.choices.pop(name, None)  # of a vote in the other arm of an `if`
 
     def entry(self, step: str) -> Entry:
         """Return the reply that is a step's result, as prompts show it."""
-        return self.chosen.get(step) or self.turn.newest(step)
+        return self.choices.get(step) or self.turn.newest(step)
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""
@@ -267,7 +267,7 @@ class _Compiler:
                 place = chosen_place(candidates, choice)
                 entry = state.entry(voters[place])
                 state.finish(name, with_votes(candidates, place))
-                state.chosen[name] = entry
+                state.choices[name] = entry
             return False
 
         return vote
@@ -307,7 +307,7 @@ class _Compiler:
             forks = await in_branches(state, branches)
             for fork, branch_names in zip(forks, names, strict=True):
                 _merge(state.results, fork.results, branch_names)
-                _merge(state.chosen, fork.chosen, branch_names)
+                _merge(state.choices, fork.choices, branch_names)
             return False
 
         return parallel

@@ -81,9 +81,9 @@ def _number(value: Any) -> Any:
 
 
 def _without_repeats(names: list[str], key: str = "") -> list[str]:
-    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
-    if repeated is not None:
-        raise PartProblem(f"{short(repeated)} is there twice", key)
+    again = next((name for name, count in Counter(names).items() if count > 1), None)
+    if again is not None:
+        raise PartProblem(f"{short(again)} is there twice", key)
     return names
 
 

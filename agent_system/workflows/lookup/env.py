@@ -90,8 +90,8 @@ class LookupEnv(BaseEnv):
             return Outcome(team=float(action == self._code))
         if agent_id == CHECKER:
             return Outcome(team=float(self._is_right_verdict(action)))
-        is_lost = agent_id == FILER and not self._is_right
-        return Outcome(team=float(action == self._truth and not is_lost))
+        of_wrong_code = agent_id == FILER and not self._is_right
+        return Outcome(team=float(action == self._truth and not of_wrong_code))
 
     def fork(self) -> LookupEnv:
         """Return an independent copy."""

@@ -171,3 +171,7 @@ def test_names_of_agents_count_where_a_prompt_shows_them(way: str | None) -> Non
     )
     renamed = text.replace("Other", "Another")
     assert (Team.parse(text).key() == Team.parse(renamed).key()) is (way is None)
+    renamed = text.replace("First", "Second")
+    assert (Team.parse(text).key() == Team.parse(renamed).key()) is (
+        way in (None, "a tool that names an agent")
+    )
