@@ -43,6 +43,7 @@ _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([
 _FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
 _LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
 _QUOTE = re.compile(r"[ \t]*> ?")
+MARKS = " \t\n.!*"  # around the word of a verdict
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
@@ -295,11 +296,6 @@ def number(text: str) -> Projection:
     )
 
 
-def verdict_word(text: str) -> str:
-    """Return a word of a verdict as it is compared: without the marks around it, in lower case."""
-    return text.strip(" \t\n.!*").lower()
-
-
 def verdict(
     name: str = "verify",
     *,
@@ -318,11 +314,11 @@ def verdict(
     if fallback not in ("approve", "reject"):
         raise AgentSystemError(f"verdict fallback must be 'approve' or 'reject', found {fallback!r}")
     read = tag(name)
-    words = {verdict_word(w): True for w in approve} | {verdict_word(w): False for w in reject}
+    words = {w.strip(MARKS).lower(): w not in reject for w in (*approve, *reject)}
 
     def project(text: str) -> Projection:
         inner = read(text)
-        parsed = words.get(verdict_word(inner.action))
+        parsed = words.get(inner.action.strip(MARKS).lower())
         approved = fallback == "approve" if parsed is None else parsed
         return Projection(
             "approve" if approved else "reject",

@@ -23,10 +23,9 @@ class TurnOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies
-    whose `step` is in `sees`, None: all and the notes; or `entries` instead, if there are some. The
-    call's own reply has `step`. `branch` is the part of the turn that calls, where several run in
-    waves.
+    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or without any the team
+    context: replies whose `step` is in `sees`, None: all and the notes. The call's own reply has
+    `step`. `branch` is the part of the turn that calls, where several run in waves.
     """
 
     variables: Mapping[str, Any]
@@ -71,20 +70,8 @@ class Turn:
         """Replies and notes so far, in call order."""
         return self.seen(None)
 
-    def shown(self, context: CallContext) -> list[Entry]:
-        """Return the entries that a call shows, see `CallContext`."""
-        return list(context.entries) or self.seen(context.sees)
-
-    def newest(self, step: str) -> Entry:
-        """Return the newest reply of a step of a workflow. Raises LookupError if it has none."""
-        for place in reversed(range(len(self._entries))):
-            entry = self._entries[place]
-            if entry is not None and self._steps[place] == step:
-                return entry
-        raise LookupError(f"the step {step!r} has no reply")
-
     def seen(self, sees: frozenset[str] | None) -> list[Entry]:
-        """Return the entries of the steps `sees`, None: all and the notes."""
+        """Return the entries that a call shows, see `CallContext`."""
         entries = zip(self._entries, self._steps, strict=True)
         return [e for e, step in entries if e is not None and (sees is None or step in sees)]
 

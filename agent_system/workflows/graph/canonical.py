@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_system.projection import verdict_word
 from agent_system.workflows.graph.checks import always_run, delegates, ways_to_end
 from agent_system.workflows.graph.schema import (
     AgentAnswer,
@@ -26,6 +25,7 @@ from agent_system.workflows.graph.schema import (
     StopStep,
     TeamSpec,
     VoteStep,
+    verdict_word,
 )
 
 # What an agent without `quote` shows.

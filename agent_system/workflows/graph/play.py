@@ -87,7 +87,7 @@ class TurnState:
 
     def entry(self, step: str) -> Entry:
         """Return the reply that is a step's result, as prompts show it."""
-        return self.choices.get(step) or self.turn.newest(step)
+        return self.choices.get(step) or self.turn.seen(frozenset([step]))[-1]
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""

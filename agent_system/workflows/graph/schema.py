@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from agent_system.children import MAX_DEPTH, MOST_CHILDREN
-from agent_system.projection import verdict_word
+from agent_system.projection import MARKS
 from agent_system.workflows.graph.source import KeyPath, TeamSource, lookup, short
 from verl.utils.names import did_you_mean
 
@@ -107,6 +107,11 @@ class Quote(FilePart):
     separator: str = ""
     empty: str = ""
     last: int | None = Field(default=None, ge=1)
+
+
+def verdict_word(text: str) -> str:
+    """Return a word of a verdict as it is compared."""
+    return text.strip(MARKS).lower()
 
 
 class VerdictAnswer(FilePart):

@@ -71,6 +71,9 @@ def test_a_turn_that_executes_too_many_steps_is_refused(steps: str) -> None:
 
 
 def test_steps_between_calls_are_allowed() -> None:
+    arm = ", ".join([NEVER] * 60)  # of two arms one is executed
+    arms = f"{{if: {{observation: x}}, do: [{arm}], else: [{arm}]}}"
+    assert Team.parse(team(f"- {{loop: 900, do: [{{call: A}}, {arms}]}}")).calls == 902
     team_spec = Team.parse(team("- {loop: 998, do: [{call: A}, {vote: [a, b]}, {stop: {loop: last}}]}"))
     assert team_spec.calls == 1000
     more = f"- {{loop: 9000, do: [{{call: A}}, {', '.join([NEVER] * 50)}]}}"
