@@ -135,8 +135,8 @@ class _Form:
                 fields = {"call": self._agent(step.call), "unless": self._condition(step.unless)}
                 return {**fields, "sees": self._sees(step.sees), "id": self._id(step.id)}
             case VoteStep():
-                one = isinstance(step.vote, str)
-                voters = [self._agent(step.vote), step.n] if one else self._refer(step.vote)
+                vote = step.vote
+                voters = [self._agent(vote), step.n] if isinstance(vote, str) else self._refer(vote)
                 best = None if step.best is None else self._agent(step.best)
                 return {"vote": voters, "best": best, "sees": self._sees(step.sees), "id": self._id(step.id)}
             case SpawnStep():

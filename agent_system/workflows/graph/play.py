@@ -452,10 +452,10 @@ def _comparison(condition: Condition) -> Callable[[Any], bool]:
         case "in_":
             return _one_of(condition.in_)
         case "below":
-            highest = _decimal(condition.below)
+            highest = Decimal(repr(condition.below))
             return lambda value: (number := _decimal(value)) is not None and number < highest
         case "above":
-            lowest = _decimal(condition.above)
+            lowest = Decimal(repr(condition.above))
             return lambda value: (number := _decimal(value)) is not None and number > lowest
     return _is_true
 

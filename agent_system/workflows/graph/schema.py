@@ -404,7 +404,7 @@ class VoteStep(FilePart):
             raise PartProblem(f"{{vote: {short(vote)}}} needs n, the number of calls")
         if steps and ("n" in value or "sees" in value):
             raise PartProblem("a vote of steps has no n and no sees")
-        if steps:
+        if isinstance(vote, list):
             _without_repeats(vote, "vote")
         return value
 
