@@ -202,7 +202,7 @@ class ToolCaller:
         """Call an agent for a task, as a child; `limit` is the largest depth."""
         self.children += 1
         branch = Branch(self._waves, self._waves.join(), self.depth, limit)
-        context = CallContext({"task": task}, "", self.context.sees, branch)
+        context = replace(self.context, variables={"task": task}, step="", branch=branch)
         try:
             await asyncio.sleep(0)  # the other tool calls of the reply join before the first wave
             return await child_call(self.turn, agent_id, context)

@@ -43,6 +43,7 @@ _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([
 _FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
 _LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
 _QUOTE = re.compile(r"[ \t]*> ?")
+MARKS = " \t\n.!*"  # around the word of a verdict
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
 
@@ -313,11 +314,11 @@ def verdict(
     if fallback not in ("approve", "reject"):
         raise AgentSystemError(f"verdict fallback must be 'approve' or 'reject', found {fallback!r}")
     read = tag(name)
-    words = {w.lower(): True for w in approve} | {w.lower(): False for w in reject}
+    words = {w.strip(MARKS).lower(): w not in reject for w in (*approve, *reject)}
 
     def project(text: str) -> Projection:
         inner = read(text)
-        parsed = words.get(inner.action.strip(" \t\n.!*").lower())
+        parsed = words.get(inner.action.strip(MARKS).lower())
         approved = fallback == "approve" if parsed is None else parsed
         return Projection(
             "approve" if approved else "reject",

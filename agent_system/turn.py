@@ -23,15 +23,16 @@ class TurnOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's prompt shows: `variables` as of `Turn.act`, and of the team context the replies
-    whose `step` is in `sees`, None: all and the notes; the call's own reply has `step`. `branch` is
-    the part of the turn that calls, where several run in waves.
+    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or without any the team
+    context: replies whose `step` is in `sees`, None: all and the notes. The call's own reply has
+    `step`. `branch` is the part of the turn that calls, where several run in waves.
     """
 
     variables: Mapping[str, Any]
     step: str = ""
     sees: frozenset[str] | None = None
     branch: Branch | None = None
+    entries: tuple[Entry, ...] = ()
 
 
 class Turn:

@@ -54,11 +54,10 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     writes_summary = runtime.agent.memory is not None and runtime.agent.memory.due
     summary_number = turn.number(runtime.role) if writes_summary else None
     call = episode.new_call(turn, agent_id, runtime, context.step)
-    entries = turn.seen(context.sees)
+    entries = list(context.entries) or turn.seen(context.sees)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
     if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor
-        task = str(context.variables.get("task", ""))
-        call = replace(call, depth=context.branch.depth, so_far=(task,))
+        call = replace(call, depth=context.branch.depth, so_far=(str(context.variables.get("task", "")),))
     text = call.seen.text
     filled = {"task": text, **call.seen.info, "env_prompt": text, "step": turn.step, **context.variables}
     if summary_number is not None:
@@ -66,9 +65,8 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
 
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
         call = await summarize(call, summary_number, filled, episode.clock)
-    agent_memory = call.runtime.agent.memory
     # an agent without a memory of its own reads that of the team
-    memory = turn.memory if agent_memory is None else agent_memory.at(call.seen.text)
+    memory = turn.memory if (own_memory := call.runtime.agent.memory) is None else own_memory.at(text)
     call = replace(call, prompt=call.runtime.prompts.build(filled, entries, memory))
     await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
     episode.waiting_for = f"the reply of {call.label}"

@@ -47,7 +47,7 @@ NOT_LOADED = (
     "agent_system.workflows.search",
     "verl.trainer.plan.presets",
     "verl.trainer.ppo.asynchronous.lanes",
-    "verl.trainer.ppo.asynchronous.pace",
+    "verl.trainer.ppo.asynchronous.check_keys",
     "verl.trainer.ppo.asynchronous.stream",
     "verl.trainer.ppo.core_algos.estimators.gae",
     "verl.trainer.ppo.core_algos.policy_losses.gspo",

@@ -14,10 +14,11 @@ from agent_system.workflows.graph.checks import check_team_file, children
 from agent_system.workflows.graph.play import compile_team
 from agent_system.workflows.graph.schema import AnyStep, read_spec
 from agent_system.workflows.graph.source import TeamSource, read_text, short
-from agent_system.workflows.graph.team import Team, called_agents
+from agent_system.workflows.graph.team import Team
 
 MAX_REPLY = 32 * 1024
 MAX_MESSAGE = 400
+AGENT_KEYS = ("call", "vote", "best", "agent")  # of steps, whose texts are agents
 KEYS = ("do", "return")
 REMEMBERED = 512
 
@@ -74,7 +75,7 @@ class Roles:
             raise AgentSystemError(
                 f"design: expected an object with {' and '.join(KEYS)} alone, found {short(value)}"
             )
-        names = dict.fromkeys(called_agents(value["do"]))
+        names = dict.fromkeys(_called_agents(value["do"]))
         agents = {name: self._specs[name] for name in names if name in self._specs}
         if other_names := [name for name in names if name not in self._specs]:
             roles = ", ".join(self._specs)
@@ -110,3 +111,13 @@ def _plain(spec: Any) -> dict[str, Any]:
 
 def _count(steps: Sequence[AnyStep]) -> int:
     return len(steps) + sum(_count(child) for step in steps for _, child in children(step, ()))
+
+
+def _called_agents(value: Any) -> list[str]:
+    """Return the agents that steps call, in the order of the reply."""
+    if isinstance(value, list):
+        return [name for item in value for name in _called_agents(item)]
+    if not isinstance(value, dict):
+        return []
+    names = [value[key] for key in AGENT_KEYS if isinstance(value.get(key), str)]
+    return [*names, *(name for item in value.values() for name in _called_agents(item))]

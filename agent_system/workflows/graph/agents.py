@@ -83,7 +83,8 @@ def quoted(quote: Quote | None, entries: Sequence[Entry]) -> str:
         )
         for entry in entries[-quote.last if quote.last else 0 :]
     )
-    return quote.separator.join(texts) or quote.empty
+    # replies may be shown as nothing, such as the actions of invalid ones
+    return quote.separator.join(texts) if entries else quote.empty
 
 
 def adapt(agent: BaseAgent, spec: AgentSpec) -> None:
@@ -137,14 +138,14 @@ def _verdict(answer: VerdictAnswer) -> Projector:
 
 def _choice(choices: Sequence[str]) -> Projector:
     """Return a projection to the last of these words, in any case."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    longest_first = sorted(by_lower, key=len, reverse=True)
+    by_folded = {choice.casefold(): choice for choice in choices}
+    longest_first = sorted(choices, key=len, reverse=True)
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
 
     def project(text: str) -> Projection:
         visible = raw_text(text).text
         words = pattern.findall(visible)
-        action = by_lower.get(words[-1].lower(), "") if words else ""
+        action = by_folded.get(words[-1].casefold(), "") if words else ""
         return Projection(action, bool(action), text=visible)
 
     return project

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from agent_system.children import CHILD_FIELDS
 from agent_system.workflows.graph.schema import (
@@ -32,6 +32,11 @@ from verl.utils.names import did_you_mean, listed, slug
 MAX_STEPS = 256
 MAX_NESTING = 32
 MAX_CALLS = 1000
+# Steps that a turn may execute, for each call that it may make: those without calls never wait, so
+# other episodes wait for them.
+STEPS_PER_CALL = 100
+# Sets of steps that are followed to the end of a turn; above, only what they have in common.
+MAX_WAYS = 32
 SHIPPED_TOOLS = ("calculator", "python")
 DELEGATE = "delegate"
 PROMPT_VARIABLES = ("env_prompt", "team_context", "memory", "step", "task")
@@ -85,13 +90,10 @@ def check_team_file(
     """
     try:
         agents = _check_agents(spec.agents, tools)
-        steps = _Steps(agents)
+        _check_size(spec.do, ("do",))
+        steps = _Steps(agents, _declared(spec.do, ("do",)))
         steps.check(spec)
-        cost = _Cost(agents)
-        calls = cost.of_steps(spec.do)
-        if calls > max_calls:
-            path = _costliest(spec.do, max_calls, cost.of_step)
-            raise _Problem(path, f"a turn may make {calls:,} calls, more than max_calls={max_calls:,}")
+        calls = _check_costs(spec.do, agents, max_calls)
     except _Problem as problem:
         raise source.error(problem.path, str(problem)) from None
     return CheckedTeam(agents, calls)
@@ -247,103 +249,141 @@ def _check_template(template: str, path: KeyPath, variables: Collection[str] | N
             )
 
 
-@dataclass
+def _check_size(steps: Sequence[AnyStep], path: KeyPath, depth: int = 0, count: int = 0) -> int:
+    """Return the number of steps, those inside them and `count`. Raise _Problem for too many, or too
+    deep ones: all other checks take time that grows with them.
+    """
+    if depth >= MAX_NESTING:
+        raise _Problem(path, f"steps are nested more than {MAX_NESTING} deep")
+    for position, step in enumerate(steps):
+        where = (*path, position)
+        count += 1
+        if count > MAX_STEPS:
+            raise _Problem(where, f"more than {MAX_STEPS} steps")
+        for child_path, child in children(step, where):
+            count = _check_size(child, child_path, depth + 1, count)
+    return count
+
+
+# The steps that have a name, more than one only in the arms of an `if`.
+Declared = dict[str, list[NamedStep]]
+
+
+def _declared(steps: Sequence[AnyStep], path: KeyPath) -> Declared:
+    """Return the steps with names, and those inside the others, by their names. Only both arms of
+    an `if` may have a name twice.
+    """
+    declared: Declared = {}
+
+    def add(name: str, named_steps: list[NamedStep], where: KeyPath) -> None:
+        if name in declared:
+            raise _Problem(where, f"the step {name!r} is there twice")
+        declared[name] = named_steps
+
+    for position, step in enumerate(steps):
+        where = (*path, position)
+        if isinstance(step, NamedStep) and step.id is not None:
+            if not _ID.fullmatch(step.id):
+                raise _Problem((*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -")
+            add(step.id, [step], (*where, "id"))
+        elif isinstance(step, IfStep):
+            arms = [_declared(arm, p) for p, arm in children(step, where)]
+            for name in dict.fromkeys(name for arm in arms for name in arm):
+                add(name, [s for arm in arms for s in arm.get(name, ())], where)
+        else:
+            for child_path, child in children(step, where):
+                for name, named_steps in _declared(child, child_path).items():
+                    add(name, named_steps, child_path)
+    return declared
+
+
+@dataclass(frozen=True)
 class _Scope:
     """What steps can refer to.
 
     Attributes:
-        fields: step -> its fields; None: any.
+        names: the steps.
+        before: those that may have run before.
         in_loop: a loop is around, which `stop` ends.
         stops: `stop` is possible.
-        depth: number of steps around.
     """
 
-    fields: Mapping[str, tuple[str, ...] | None]
+    names: tuple[str, ...]
+    before: frozenset[str] = frozenset()
     in_loop: bool = False
     stops: bool = True
-    depth: int = 0
 
 
 @dataclass
 class _Steps:
-    """Checks the tree of steps."""
+    """Checks the tree of steps.
+
+    Attributes:
+        agents: the agents by name.
+        declared: all steps with names.
+        called: agents that steps call.
+    """
 
     agents: Mapping[str, AgentSpec]
-    count: int = 0
+    declared: Declared
     called: set[str] = field(default_factory=set)
 
     def check(self, spec: TeamSpec) -> None:
         """Raise _Problem for the first step that is wrong, an agent that none calls, and for a
         returned step that may not have run.
         """
-        fields = self._declared(spec.do, ("do",))
-        self._check_all(spec.do, ("do",), _Scope(fields))
+        names = tuple(self.declared)
+        self._check_all(spec.do, ("do",), _Scope(names))
         if idle := [name for name in self.agents if name not in self.called]:
             raise _Problem(("agents", idle[0]), "no step calls it; leave it out")
-        self._check_returned(spec, fields)
-
-    def _check_returned(self, spec: TeamSpec, fields: Collection[str]) -> None:
-        names = spec.return_.of
-        for name in names:
-            self._check_step_name(name, ("return",), fields)
-        if spec.return_.default is None and not _always_run(spec.do) & set(names):
-            steps = ", ".join(names)
+        for name in spec.return_.of:
+            self._check_step_name(name, ("return",), names)
+        if spec.return_.default is None and not always_run(ways_to_end(spec.do), spec.return_.of):
+            steps = ", ".join(spec.return_.of)
             raise _Problem(
                 ("return",),
                 f"the step {steps} may be left out; write {{of: [{steps}], default: ''}}, the "
                 "action for that case",
             )
 
-    def _declared(self, steps: Sequence[AnyStep], path: KeyPath) -> dict[str, tuple[str, ...] | None]:
-        """Return the names of steps with their fields. Only both arms of an `if` may have a name
-        twice.
+    def _fields(self, name: str) -> tuple[str, ...] | None:
+        """Return the fields that every result of a step has, beside `action` and `valid`; None for
+        any.
         """
-        declared: dict[str, tuple[str, ...] | None] = {}
+        return _common(self._fields_of(step) for step in self.declared[name])
 
-        def add(name: str, fields: tuple[str, ...] | None, where: KeyPath) -> None:
-            if name in declared:
-                raise _Problem(where, f"the step {name!r} is there twice")
-            declared[name] = fields
+    def _fields_of(self, step: NamedStep) -> tuple[str, ...] | None:
+        if not isinstance(step, VoteStep):
+            return CHILD_FIELDS if isinstance(step, SpawnStep) else self._fields_by(step.call)
+        if isinstance(step.vote, str):
+            fields = self._fields_by(step.vote)
+        else:
+            fields = _common(self._fields_of(candidate) for candidate in self._candidates(step.vote))
+        return fields if fields is None else tuple(dict.fromkeys((*fields, *VOTE_FIELDS)))
 
-        for position, step in enumerate(steps):
-            where = (*path, position)
-            if isinstance(step, NamedStep) and step.id is not None:
-                if not _ID.fullmatch(step.id):
-                    raise _Problem(
-                        (*where, "id"), f"{short(step.id)} cannot be a name: letters, digits, _ and -"
-                    )
-                add(step.id, self._fields(step), (*where, "id"))
-            elif isinstance(step, IfStep):
-                arms = [self._declared(arm, p) for p, arm in children(step, where)]
-                for name in dict.fromkeys([*arms[0], *arms[-1]]):
-                    both = [arm[name] for arm in arms if name in arm]
-                    add(name, both[0] if both[0] == both[-1] else None, where)
-            else:
-                for child_path, child in children(step, where):
-                    for name, fields in self._declared(child, child_path).items():
-                        add(name, fields, child_path)
-        return declared
+    def _fields_by(self, name: str) -> tuple[str, ...] | None:
+        return fields_of(self.agents[name]) if name in self.agents else None
 
-    def _fields(self, step: NamedStep) -> tuple[str, ...] | None:
-        if isinstance(step, SpawnStep):
-            return CHILD_FIELDS
-        name = step.call if isinstance(step, CallStep) else step.vote
-        if not isinstance(name, str) or name not in self.agents:
-            return None
-        fields = fields_of(self.agents[name])
-        return fields if fields is None or isinstance(step, CallStep) else (*fields, *VOTE_FIELDS)
+    def _candidates(self, names: Sequence[str]) -> Iterator[NamedStep]:
+        """Yield the steps with these names, and in place of a vote of steps those that it is of."""
+        all_names = list(names)
+        for name in all_names:  # which grows
+            for step in self.declared.get(name, ()):
+                if not isinstance(step, VoteStep) or isinstance(step.vote, str):
+                    yield step
+                else:
+                    all_names += [n for n in dict.fromkeys(step.vote) if n not in all_names]
 
     def _check_all(self, steps: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> None:
-        if scope.depth >= MAX_NESTING:
-            raise _Problem(path, f"steps are nested more than {MAX_NESTING} deep")
         for position, step in enumerate(steps):
-            self.count += 1
             where = (*path, position)
-            if self.count > MAX_STEPS:
-                raise _Problem(where, f"more than {MAX_STEPS} steps")
             self._check_one(step, where, scope)
+            inner = _declared([step], where)
+            for child_path, child in children(step, where):
+                self._check_all(child, child_path, _inside(step, inner, child, scope))
             if isinstance(step, StopStep) and step.stop is None and position + 1 < len(steps):
                 raise _Problem((*path, position + 1), "is never reached, behind stop: always")
+            scope = replace(scope, before=scope.before.union(inner))
 
     def _check_one(self, step: AnyStep, path: KeyPath, scope: _Scope) -> None:
         match step:
@@ -355,7 +395,7 @@ class _Steps:
             case VoteStep():
                 self._check_vote(step, path, scope)
             case SpawnStep():
-                self._check_step_name(step.spawn.of, (*path, "spawn", "of"), scope.fields)
+                self._check_earlier(step.spawn.of, (*path, "spawn", "of"), scope)
                 self._check_agent_name(step.spawn.agent, (*path, "spawn", "agent"))
                 self._check_sees(step.sees, path, scope)
             case StopStep():
@@ -365,21 +405,6 @@ class _Steps:
                     self._check_condition(step.stop, (*path, "stop"), scope)
             case IfStep():
                 self._check_condition(step.if_, (*path, "if"), scope)
-        for child_path, child in children(step, path):
-            self._check_all(child, child_path, self._inside(step, child, child_path, scope))
-
-    def _inside(self, step: AnyStep, child: Sequence[AnyStep], path: KeyPath, scope: _Scope) -> _Scope:
-        """Return the scope of steps inside another one; a branch does not refer to the steps of
-        others.
-        """
-        fields = scope.fields
-        if isinstance(step, ParallelStep):
-            own_names = self._declared(child, path)
-            others = {name for _, branch in children(step, ()) for name in self._declared(branch, path)}
-            fields = {name: f for name, f in fields.items() if name in own_names or name not in others}
-        loops = isinstance(step, LoopStep)
-        stops = loops or (scope.stops and not isinstance(step, ParallelStep))
-        return _Scope(fields, scope.in_loop or loops, stops, scope.depth + 1)
 
     def _check_vote(self, step: VoteStep, path: KeyPath, scope: _Scope) -> None:
         if isinstance(step.vote, str):
@@ -387,7 +412,7 @@ class _Steps:
             self._check_sees(step.sees, path, scope)
         else:
             for position, name in enumerate(step.vote):
-                self._check_step_name(name, (*path, "vote", position), scope.fields)
+                self._check_earlier(name, (*path, "vote", position), scope)
         if step.best is not None:
             self._check_agent_name(step.best, (*path, "best"))
 
@@ -405,23 +430,52 @@ class _Steps:
                 path, f"no step {short(name)} that is known here{did_you_mean(name, fields)}{names}"
             )
 
+    def _check_earlier(self, name: str, path: KeyPath, scope: _Scope) -> None:
+        self._check_step_name(name, path, scope.names)
+        if name not in scope.before:
+            raise _Problem(path, f"the step {name!r} cannot have run before")
+
     def _check_sees(self, sees: Sequence[str] | None, path: KeyPath, scope: _Scope) -> None:
         for position, name in enumerate(sees or ()):
-            self._check_step_name(name, (*path, "sees", position), scope.fields)
+            self._check_step_name(name, (*path, "sees", position), scope.names)
 
     def _check_condition(self, condition: Condition, path: KeyPath, scope: _Scope) -> None:
         if condition.loop is not None and not scope.in_loop:
             raise _Problem(path, "a condition on the loop is outside of every loop")
         if condition.of is None:
             return
-        self._check_step_name(condition.of, (*path, "of"), scope.fields)
-        fields = scope.fields[condition.of]
+        self._check_step_name(condition.of, (*path, "of"), scope.names)
+        fields = self._fields(condition.of)
         if fields is not None and condition.field not in (all_fields := ("action", "valid", *fields)):
             raise _Problem(
                 (*path, "field"),
                 f"the step {condition.of!r} has no field {short(condition.field)}"
                 f"{did_you_mean(condition.field, all_fields)}; fields: {', '.join(all_fields)}",
             )
+
+
+def _inside(step: AnyStep, names_inside: Collection[str], child: Sequence[AnyStep], scope: _Scope) -> _Scope:
+    """Return the scope of steps inside another one; a branch does not refer to the steps of others,
+    and in a loop a step may have run in the round before.
+    """
+    names = scope.names
+    before = scope.before
+    is_loop = isinstance(step, LoopStep)
+    if isinstance(step, ParallelStep):
+        others = set(names_inside).difference(_declared(child, ()))
+        names = tuple(name for name in names if name not in others)
+    if is_loop:
+        before = before.union(names_inside)
+    stops = is_loop or (scope.stops and not isinstance(step, ParallelStep))
+    return _Scope(names, before.intersection(names), scope.in_loop or is_loop, stops)
+
+
+def _common(all_fields: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """Return the fields that are in all, None if these are any."""
+    listed_fields = [fields for fields in all_fields if fields is not None]
+    if not listed_fields:
+        return None
+    return tuple(name for name in listed_fields[0] if all(name in fields for fields in listed_fields))
 
 
 def children(step: AnyStep, path: KeyPath) -> Iterator[tuple[KeyPath, list[AnyStep]]]:
@@ -445,6 +499,48 @@ def step_ids(steps: Sequence[AnyStep]) -> list[str]:
         for _, child in children(step, ()):
             names += step_ids(child)
     return list(dict.fromkeys(names))
+
+
+def _check_costs(steps: Sequence[AnyStep], agents: Mapping[str, AgentSpec], max_calls: int) -> int:
+    """Return the largest number of calls in a turn. Raise _Problem if it is more than `max_calls`,
+    or for steps that take the controller's time without calls.
+    """
+    cost = _Cost(agents)
+    calls = cost.of_steps(steps)
+    if calls > max_calls:
+        path = _costliest(steps, max_calls, cost.of_step)
+        raise _Problem(path, f"a turn may make {calls:,} calls, more than max_calls={max_calls:,}")
+    if (idle := _idle_loop(steps, ("do",), cost)) is not None:
+        raise _Problem(idle, "no step of the loop makes a call")
+    limit = STEPS_PER_CALL * max(max_calls, MAX_CALLS)
+    if (count := _executed(steps)) > limit:
+        path = _costliest(steps, limit, lambda step: _executed([step]))
+        raise _Problem(path, f"a turn may execute {count:,} steps, more than {limit:,}")
+    return calls
+
+
+def _idle_loop(steps: Sequence[AnyStep], path: KeyPath, cost: _Cost) -> KeyPath | None:
+    """Return the path of the first loop that can make no call."""
+    for position, step in enumerate(steps):
+        where = (*path, position)
+        if isinstance(step, LoopStep) and cost.of_step(step) == 0:
+            return where
+        for child_path, child in children(step, where):
+            if (idle := _idle_loop(child, child_path, cost)) is not None:
+                return idle
+    return None
+
+
+def _executed(steps: Sequence[AnyStep]) -> int:
+    """Return the largest number of steps that are executed; `vote` and `spawn` count once, as their
+    calls are counted.
+    """
+    count = 0
+    for step in steps:
+        inner = [_executed(child) for _, child in children(step, ())]
+        rounds = step.loop if isinstance(step, LoopStep) else 1
+        count += 1 + rounds * (max(inner, default=0) if isinstance(step, IfStep) else sum(inner))
+    return count
 
 
 @dataclass(frozen=True)
@@ -500,44 +596,63 @@ def _costliest(
     return path
 
 
-def _always_run(steps: Sequence[AnyStep]) -> set[str]:
-    """Return the steps that have run wherever a turn's steps end."""
-    end, stops = _flow(steps, set())
-    ends = [*stops, *([] if end is None else [end])]
-    return set.intersection(*ends) if ends else set()
+# Ways to a place among the steps: the steps that have run on each.
+Ways = set[frozenset[str]]
 
 
-def _flow(steps: Sequence[AnyStep], before: set[str]) -> tuple[set[str] | None, list[set[str]]]:
-    """Return the steps that have run at the end of these (None if it is never reached) and at each
-    of their `stop` that ends more than them.
+def ways_to_end(steps: Sequence[AnyStep]) -> Ways:
+    """Return the ways to the places where a turn's steps end."""
+    end, stopped = _flow(steps, {frozenset()})
+    return end | stopped
+
+
+def always_run(ways: Ways, names: Collection[str]) -> bool:
+    """Return whether one of the named steps has run on all ways."""
+    return all(way.intersection(names) for way in ways)
+
+
+def _flow(steps: Sequence[AnyStep], ways: Ways) -> tuple[Ways, Ways]:
+    """Return the ways to the end of steps (none if it is never reached), and to each of their `stop`
+    that ends more than them.
     """
-    here = set(before)
-    stops: list[set[str]] = []
+    stopped: Ways = set()
     for step in steps:
         match step:
             case CallStep(id=str(), unless=None):
-                here.add(str(step.id))
-            case VoteStep(id=str()) if isinstance(step.vote, str) or here & set(step.vote):
-                here.add(str(step.id))
-            case SpawnStep(id=str()) if step.spawn.of in here:
-                here.add(str(step.id))
+                ways = {way | {str(step.id)} for way in ways}
+            case VoteStep(id=str()):
+                voters = None if isinstance(step.vote, str) else step.vote
+                ways = {
+                    way | {str(step.id)} if voters is None or way.intersection(voters) else way
+                    for way in ways
+                }
+            case SpawnStep(id=str()):
+                ways = {way | {str(step.id)} if step.spawn.of in way else way for way in ways}
             case StopStep():
-                stops.append(set(here))
-                if step.stop is None:
-                    return None, stops
+                stopped |= ways
+                ways = ways if step.stop is not None else set()
             case LoopStep():
-                end, ends = _flow(step.do, here)
-                ends += [] if end is None else [end]
-                here = set.intersection(*ends)
+                end, ends = _flow(step.do, ways)
+                ways = end | ends
             case ParallelStep():
-                for branch in step.parallel:
-                    end, _ = _flow(branch, here)
-                    here |= end or set()
+                for branch in step.parallel:  # which read nothing of each other
+                    ways, _ = _flow(branch, ways)
             case IfStep():
-                arms = [_flow(step.do, here), _flow(step.else_, here)]
-                stops += [stop for _, arm_stops in arms for stop in arm_stops]
-                reached = [end for end, _ in arms if end is not None]
-                if not reached:
-                    return None, stops
-                here = set.intersection(*reached)
-    return here, stops
+                end, ends = _flow(step.do, ways)
+                other, others = _flow(step.else_, ways)
+                ways = end | other
+                stopped |= ends | others
+        ways = _shortest(ways)
+        stopped = _shortest(stopped)
+    return ways, stopped
+
+
+def _shortest(ways: Ways) -> Ways:
+    """Return the ways on which no more has run than on others; of too many, what all have in
+    common.
+    """
+    if len(ways) < 2:
+        return ways
+    if len(ways) > MAX_WAYS:
+        return {frozenset.intersection(*ways)}
+    return {way for way in ways if not any(other < way for other in ways)}

@@ -17,6 +17,15 @@ from agent_system.workflows.graph.schema import (
     VoteStep,
 )
 
+# Those of the entity names come first.
+_CODES = {
+    "&": "&amp;",
+    "#": "#35;",
+    '"': "&quot;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "`": "#96;",
+}
 _SIGNS = {"is_": "is", "in_": "in", "below": "<", "above": ">"}
 
 
@@ -40,8 +49,10 @@ def condition_text(condition: Condition) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text without what has a meaning in Mermaid's quotes."""
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return a text without what has a meaning in Mermaid's quotes, in one line."""
+    for character, code in _CODES.items():
+        text = text.replace(character, code)
+    return "<br/>".join(text.splitlines())
 
 
 Ends = list[tuple[str, str]]

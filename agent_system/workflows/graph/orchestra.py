@@ -6,6 +6,8 @@ agent.orchestra_type=graph agent.orchestra.graph.file=team.yaml agent.agent_ids=
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 NAME = "graph"
 # Workflows that are modules, not packages, and whose agents are of an environment.
 OTHER_WORKFLOWS = ("single",)
+# What Hydra reads as text without quotes, unless it is a value of another type.
+_PLAIN_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?: [A-Za-z0-9_]+)*")
+_NO_TEXTS = ("true", "false", "null", "nan", "inf", "infinity")
 
 
 @dataclass(frozen=True)
@@ -175,8 +180,7 @@ class GraphOrchestra(BaseOrchestra):
         problems = [f"lacks {', '.join(missing)}"] if missing else []
         problems += [f"has {', '.join(others)}, which the file has not"] if others else []
         raise AgentSystemError(
-            f"{self.where}: agent.agent_ids "
-            f"{' and '.join(problems)}; set agent.agent_ids='[{','.join(map(_override, self.agents))}]'"
+            f"{self.where}: agent.agent_ids {' and '.join(problems)}; set {_setting(list(self.agents))}"
         )
 
     def _workflow(self, name: str, agent: AgentSpec) -> BaseOrchestra:
@@ -299,6 +303,19 @@ def _votes(steps: Sequence[AnyStep]) -> list[VoteStep]:
     return votes + [vote for step in steps for _, child in children(step, ()) for vote in _votes(child)]
 
 
+def _setting(agent_ids: Sequence[str]) -> str:
+    """Return agents as an argument for a shell and Hydra."""
+    return "agent.agent_ids=" + shlex.quote(f"[{','.join(map(_override, agent_ids))}]")
+
+
 def _override(name: str) -> str:
-    """Return a name as an item of a list on the command line, in quotes where Hydra needs them."""
-    return name if all(c.isalnum() or c in " -_./" for c in name) else '"' + name.replace('"', '\\"') + '"'
+    """Return a name as an item of a list for Hydra, in quotes unless it is plain words."""
+    if _PLAIN_WORDS.fullmatch(name) and name.lower() not in _NO_TEXTS:
+        return name
+    # OmegaConf takes backslashes as escapes in front of "${" alone, and Hydra in front of a quote
+    name = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", name)
+    return '"' + re.sub(r'(\\*)("|$)', _escaped, name) + '"'
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[1] * 2 + ('\\"' if match[2] else "")

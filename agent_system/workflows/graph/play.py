@@ -7,18 +7,22 @@ Branches of `parallel`, the calls of a `vote` and the children of a `spawn` adva
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from agent_system.agent import Entry
 from agent_system.children import call_children, joined, show, task_lines
 from agent_system.errors import AgentSystemError
 from agent_system.projection import Projection
 from agent_system.turn import CallContext, Turn
 from agent_system.waves import Branch, in_waves
-from agent_system.workflows.graph.checks import children
+from agent_system.workflows.graph.checks import children, step_ids
 from agent_system.workflows.graph.schema import (
     AnyStep,
     CallStep,
@@ -37,6 +41,9 @@ NOTHING: Mapping[str, Any] = {}
 MISSING = object()
 # Where a call of a vote leaves its result: the names of steps are not empty.
 CANDIDATE = ""
+# A number as replies write it: that of `answer: number`, with an exponent.
+LONGEST_NUMBER = 1000  # characters
+DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,6})?")
 
 
 class TurnState:
@@ -45,25 +52,42 @@ class TurnState:
     Attributes:
         turn: the turn.
         results: the last result of each step that has run.
+        choices: the reply that a vote has chosen, as prompts show it, by the vote's name.
         first, last: of the round of the loop around.
         branch: the branch of the `parallel` around, if there is one.
     """
 
-    __slots__ = ("branch", "first", "last", "results", "turn")
+    __slots__ = ("branch", "choices", "first", "last", "results", "turn")
 
-    def __init__(self, turn: Turn, results: dict[str, Projection], branch: Branch | None = None) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        results: dict[str, Projection],
+        choices: dict[str, Entry],
+        branch: Branch | None = None,
+    ) -> None:
         self.turn = turn
         self.results = results
+        self.choices = choices
         self.first = False
         self.last = False
         self.branch = branch
 
     def fork(self, branch: Branch) -> TurnState:
         """Return the state of a branch."""
-        state = TurnState(self.turn, dict(self.results), branch)
+        state = TurnState(self.turn, dict(self.results), dict(self.choices), branch)
         state.first = self.first
         state.last = self.last
         return state
+
+    def finish(self, name: str, result: Projection) -> None:
+        """Set the result of a step; a vote also sets its choice."""
+        self.results[name] = result
+        self.choices.pop(name, None)  # of a vote in the other arm of an `if`
+
+    def entry(self, step: str) -> Entry:
+        """Return the reply that is a step's result, as prompts show it."""
+        return self.choices.get(step) or self.turn.seen(frozenset([step]))[-1]
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""
@@ -82,12 +106,12 @@ def compile_team(spec: TeamSpec, *, apart: bool = False) -> Callable[[Turn], Awa
     the replies of the steps alone, not others of the turn.
     """
     compiler = _Compiler(spec.do)
-    play = compiler.sequence(spec.do, compiler.labels | compiler.judges if apart else None)
+    play = compiler.sequence(spec.do, compiler.every if apart else None)
     returned = spec.return_.of
     default = spec.return_.default
 
     async def run(turn: Turn) -> Any:
-        state = TurnState(turn, {})
+        state = TurnState(turn, {}, {})
         await play(state)
         for step in returned:
             if step in state.results:
@@ -112,23 +136,18 @@ class _Compiler:
     """Turns steps into functions.
 
     Every step has a label, under which its replies stand in the team context: its name, or a
-    number. A call reads the replies of all steps but those of the other branches of a `parallel`
-    around it.
+    number; those of a vote have labels of their own, and so has its judge's. A call reads the
+    replies of all steps but those of the other branches of a `parallel` around it.
+
+    Attributes:
+        every: the labels of all replies of the steps.
     """
 
     def __init__(self, steps: Sequence[AnyStep]) -> None:
         self._labels: dict[int, str] = {}
+        self._by_name: dict[str, list[NamedStep]] = {}
         self._name(steps)
-
-    @property
-    def labels(self) -> frozenset[str]:
-        """The labels of all steps."""
-        return frozenset(self._labels.values())
-
-    @property
-    def judges(self) -> frozenset[str]:
-        """The labels of replies that choose among those of a vote."""
-        return frozenset(map(_judge, self.labels))
+        self.every = self._inside(steps)
 
     def sequence(self, steps: Sequence[AnyStep], visible: frozenset[str] | None) -> Play:
         """Return the function of steps that follow each other; `visible` are the labels that their
@@ -150,13 +169,40 @@ class _Compiler:
         for step in steps:
             if isinstance(step, NamedStep):
                 self._labels[id(step)] = step.id or f"#{len(self._labels)}"
+                if step.id is not None:
+                    self._by_name.setdefault(step.id, []).append(step)
             for _, child in children(step, ()):
                 self._name(child)
 
+    def _replies(self, step: AnyStep) -> Iterator[str]:
+        """Yield the labels of the replies that a step, without those inside it, adds."""
+        if not isinstance(step, NamedStep):
+            return
+        label = self._labels[id(step)]
+        if not isinstance(step, VoteStep):
+            yield label
+            return
+        yield from (_numbered(label, number) for number in range(step.n or 0))
+        if step.best is not None:
+            yield _judged(label)
+
     def _inside(self, steps: Sequence[AnyStep]) -> frozenset[str]:
-        """Return the labels of steps and of those inside them."""
-        labels = {self._labels[id(step)] for step in steps if id(step) in self._labels}
-        return frozenset(labels).union(*(self._inside(c) for step in steps for _, c in children(step, ())))
+        """Return the labels of the replies of steps and of those inside them."""
+        labels = frozenset(label for step in steps for label in self._replies(step))
+        return labels.union(*(self._inside(c) for step in steps for _, c in children(step, ())))
+
+    def _seen(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the labels of the replies of named steps; of a vote of steps, those of its steps, as
+        well.
+        """
+        labels: set[str] = set()
+        all_names = list(names)
+        for name in all_names:  # which grows
+            for step in self._by_name[name]:
+                labels.update(self._replies(step))
+                if isinstance(step, VoteStep) and isinstance(step.vote, list):
+                    all_names += [voter for voter in step.vote if voter not in all_names]
+        return frozenset(labels)
 
     def _play(self, step: AnyStep, visible: frozenset[str] | None) -> Play:
         match step:
@@ -177,7 +223,7 @@ class _Compiler:
                 return _stop(None if step.stop is None else compile_condition(step.stop))
 
     def _context(self, step: NamedStep, visible: frozenset[str] | None) -> CallContext:
-        sees = visible if step.sees is None else frozenset(step.sees)
+        sees = visible if step.sees is None else self._seen(step.sees)
         return CallContext(NOTHING, self._labels[id(step)], sees)
 
     def _call(self, step: CallStep, visible: frozenset[str] | None) -> Play:
@@ -190,7 +236,7 @@ class _Compiler:
             if unless is None or not unless(state):
                 result = await state.call(agent_id, context)
                 if name is not None:
-                    state.results[name] = result
+                    state.finish(name, result)
             return False
 
         return call
@@ -200,25 +246,34 @@ class _Compiler:
         steps = step.vote if isinstance(step.vote, list) else []
         context = self._context(step, visible)
         judge = step.best
-        reads = None if context.sees is None else context.sees | {context.step}
-        judge_context = CallContext(NOTHING, _judge(context.step), reads)
         agent_id = step.vote if isinstance(step.vote, str) else ""
+        labels = [_numbered(context.step, number) for number in range(step.n or 0)]
 
-        async def one_call(state: TurnState) -> bool:
-            state.results[CANDIDATE] = await state.call(agent_id, context)
+        async def one_call(own: CallContext, state: TurnState) -> bool:
+            state.results[CANDIDATE] = await state.call(agent_id, own)
             return False
 
-        calls = [one_call] * (step.n or 0)
+        calls = [partial(one_call, replace(context, step=label)) for label in labels]
 
         async def vote(state: TurnState) -> bool:
             if steps:
-                candidates = [state.results[s] for s in steps if s in state.results]
+                voters = [s for s in steps if s in state.results]
+                candidates = [state.results[s] for s in voters]
             else:
+                voters = labels
                 candidates = [fork.results[CANDIDATE] for fork in await in_branches(state, calls)]
-            if candidates:
-                choice = None if judge is None else await state.call(judge, judge_context)
-                if name is not None:
-                    state.results[name] = elect(candidates, choice)
+            if not candidates:
+                return False
+            choice = None
+            if judge is not None:
+                entries = tuple(map(state.entry, voters))
+                reads = CallContext(NOTHING, _judged(context.step), frozenset(), entries=entries)
+                choice = await state.call(judge, reads)
+            if name is not None:
+                place = chosen_place(candidates, choice)
+                entry = state.entry(voters[place])
+                state.finish(name, with_votes(candidates, place))
+                state.choices[name] = entry
             return False
 
         return vote
@@ -240,14 +295,15 @@ class _Compiler:
             result = joined(replies, counts)
             show(state.turn, place, keys.agent, result)
             if name is not None:
-                state.results[name] = result
+                state.finish(name, result)
             return False
 
         return spawn
 
     def _parallel(self, step: ParallelStep, visible: frozenset[str] | None) -> Play:
-        every = self.labels if visible is None else visible
+        every = self.every if visible is None else visible
         labels = [self._inside(branch) for branch in step.parallel]
+        names = [frozenset(step_ids(branch)) for branch in step.parallel]
         branches = []
         for number, branch in enumerate(step.parallel):
             others = frozenset[str]().union(*labels[:number], *labels[number + 1 :])
@@ -255,15 +311,27 @@ class _Compiler:
 
         async def parallel(state: TurnState) -> bool:
             forks = await in_branches(state, branches)
-            for fork, names in zip(forks, labels, strict=True):
-                state.results.update({name: r for name, r in fork.results.items() if name in names})
+            for fork, branch_names in zip(forks, names, strict=True):
+                _merge(state.results, fork.results, branch_names)
+                _merge(state.choices, fork.choices, branch_names)
             return False
 
         return parallel
 
 
-def _judge(label: str) -> str:
+def _numbered(label: str, number: int) -> str:
+    """Return the label of a call of a vote."""
+    return f"{label}#{number + 1}"
+
+
+def _judged(label: str) -> str:
+    """Return the label of the judge's call of a vote."""
     return f"{label}#best"
+
+
+def _merge(into: dict[str, Any], branch: Mapping[str, Any], names: Collection[str]) -> None:
+    """Add what the steps of a branch have left: it has that of the steps before, as well."""
+    into.update({name: value for name, value in branch.items() if name in names})
 
 
 def _loop(rounds: int, body: Play) -> Play:
@@ -298,30 +366,49 @@ def _stop(condition: Check | None) -> Play:
     return stop
 
 
-def elect(candidates: Sequence[Projection], choice: Projection | None = None) -> Projection:
-    """Return the candidate that a judge chooses by its number, from 1, or its action; else the
-    first one of those whose action most valid candidates have, and without any valid one the first.
-
-    Its fields have `votes`, the number of valid candidates with its action, and `share` of all
-    candidates.
+def chosen_place(candidates: Sequence[Projection], choice: Projection | None = None) -> int:
+    """Return the place of the candidate that a judge chooses, by its action or its number, from 1;
+    else of the first one of those whose action most valid candidates have, and without any valid
+    one of the first.
     """
-    actions = [str(candidate.action).strip() for candidate in candidates]
-    counts = Counter(a for a, candidate in zip(actions, candidates, strict=True) if candidate.valid)
-    place = None if choice is None or not choice.valid else _place(str(choice.action).strip(), actions)
-    if place is None:
-        most = max(counts.values(), default=0)
-        firsts = [i for i, c in enumerate(candidates) if c.valid and counts[actions[i]] == most]
-        place = firsts[0] if firsts else 0
-    votes = counts[actions[place]] if candidates[place].valid else 0
-    fields = {**candidates[place].fields, "votes": votes, "share": votes / len(candidates)}
-    return replace(candidates[place], fields=fields)
+    actions = _actions(candidates)
+    counts = _valid_counts(candidates)
+    place = None if choice is None or not choice.valid else _named_place(candidates, choice)
+    if place is not None:
+        return place
+    most = max(counts.values(), default=0)
+    firsts = [i for i, c in enumerate(candidates) if c.valid and counts[actions[i]] == most]
+    return firsts[0] if firsts else 0
 
 
-def _place(choice: str, actions: Sequence[str]) -> int | None:
-    """Return the place of a judge's choice among the candidates; None if it is none of them."""
-    if choice.isascii() and choice.isdigit() and len(choice) < 8 and 1 <= int(choice) <= len(actions):
-        return int(choice) - 1
-    return actions.index(choice) if choice in actions else None
+def with_votes(candidates: Sequence[Projection], place: int) -> Projection:
+    """Return a candidate with the fields `votes`, the number of valid candidates with its action,
+    and `share` of all candidates.
+    """
+    candidate = candidates[place]
+    votes = _valid_counts(candidates)[_actions(candidates)[place]] if candidate.valid else 0
+    fields = {**candidate.fields, "votes": votes, "share": votes / len(candidates)}
+    return replace(candidate, fields=fields)
+
+
+def _actions(candidates: Sequence[Projection]) -> list[str]:
+    return [str(candidate.action).strip() for candidate in candidates]
+
+
+def _valid_counts(candidates: Sequence[Projection]) -> Counter[str]:
+    return Counter(a for a, c in zip(_actions(candidates), candidates, strict=True) if c.valid)
+
+
+def _named_place(candidates: Sequence[Projection], choice: Projection) -> int | None:
+    """Return the place of a judge's choice among the candidates; None if it is none of them. Its
+    text is an action of a candidate rather than a number, and of a valid one rather than not.
+    """
+    text = str(choice.action).strip()
+    places = [place for place, action in enumerate(_actions(candidates)) if action == text and text]
+    if places:
+        return next((place for place in places if candidates[place].valid), places[0])
+    is_number = text.isascii() and text.isdigit() and len(text) < 8
+    return int(text) - 1 if is_number and 1 <= int(text) <= len(candidates) else None
 
 
 def compile_condition(condition: Condition) -> Check:
@@ -367,31 +454,56 @@ def _value_of(condition: Condition) -> Callable[[TurnState], Any]:
 def _comparison(condition: Condition) -> Callable[[Any], bool]:
     match condition.comparison:
         case "is_":
-            return lambda value: _equal(value, condition.is_)
+            return _one_of([condition.is_])
         case "in_":
-            return lambda value: any(_equal(value, item) for item in condition.in_)
+            return _one_of(condition.in_)
         case "below":
-            return lambda value: (number := _number(value)) is not None and number < condition.below
+            highest = Decimal(repr(condition.below))
+            return lambda value: (number := _decimal(value)) is not None and number < highest
         case "above":
-            return lambda value: (number := _number(value)) is not None and number > condition.above
-    return bool
+            lowest = Decimal(repr(condition.above))
+            return lambda value: (number := _decimal(value)) is not None and number > lowest
+    return _is_true
 
 
-def _equal(value: Any, other: Any) -> bool:
-    """Return whether a value is that of the file: `true` is not 1, and the text `3` is the number
+def _one_of(values: Sequence[Any]) -> Callable[[Any], bool]:
+    """Return whether a value is one of the file's: `true` is not 1, and the text `3` is the number
     3.
     """
-    if isinstance(value, bool) or isinstance(other, bool):
-        return value is other
-    if isinstance(other, int | float):
-        return _number(value) == other
-    return bool(value == (other.strip() if isinstance(other, str) else other))
+    texts = {value.strip() for value in values if isinstance(value, str)}
+    literals = [value for value in values if isinstance(value, bool) or value is None]
+    numbers = {_decimal(value) for value in values if not isinstance(value, str)} - {None}
+
+    def check(value: Any) -> bool:
+        if isinstance(value, str) and value.strip() in texts:
+            return True
+        if any(_scalar(value) is literal for literal in literals):
+            return True
+        return bool(numbers) and _decimal(value) in numbers
+
+    return check
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _decimal(value: Any) -> Decimal | None:
+    """Return the exact value of a number, or of a text that is one; None for anything else."""
+    value = _scalar(value)
+    if isinstance(value, bool):
         return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
+    if isinstance(value, int):
+        return Decimal(value)
+    if isinstance(value, float):  # 0.1 is what is written, as in the file
+        return None if math.isnan(value) else Decimal(repr(value))
+    if not isinstance(value, str) or len(text := value.strip()) > LONGEST_NUMBER:
         return None
+    return Decimal(text) if DECIMAL.fullmatch(text) else None
+
+
+def _is_true(value: Any) -> bool:
+    """Return whether a value is true, as Python has it; an array is if it has elements."""
+    value = _scalar(value)
+    return len(value) > 0 if hasattr(value, "__len__") else bool(value)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a scalar of NumPy or PyTorch as Python's, and other values as they are."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from pydantic import (
 )
 
 from agent_system.children import MAX_DEPTH, MOST_CHILDREN
+from agent_system.projection import MARKS
 from agent_system.workflows.graph.source import KeyPath, TeamSource, lookup, short
 from verl.utils.names import did_you_mean
 
@@ -42,7 +44,7 @@ class FilePart(BaseModel):
     word.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -50,7 +52,7 @@ class FilePart(BaseModel):
         if isinstance(value, Mapping):
             names = [f.alias or name for name, f in cls.model_fields.items()]
             for key in value:
-                if key not in names and key not in cls.model_fields:
+                if key not in names:
                     raise PartProblem(
                         f"no such field{did_you_mean(key, names)}; fields: {', '.join(names)}", str(key)
                     )
@@ -72,6 +74,24 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PartProblem(f"expected a number, found {short(value)}")
+    return value
+
+
+def _without_repeats(names: list[str], key: str = "") -> list[str]:
+    again = next((name for name, count in Counter(names).items() if count > 1), None)
+    if again is not None:
+        raise PartProblem(f"{short(again)} is there twice", key)
+    return names
+
+
+# A number of the file, whole ones exactly.
+Number = Annotated[Any, AfterValidator(_number)]
+StepNames = Annotated[list[str], AfterValidator(_without_repeats)]
+
+
 class Quote(FilePart):
     """How an agent's prompt quotes the replies of the turn.
 
@@ -89,12 +109,17 @@ class Quote(FilePart):
     last: int | None = Field(default=None, ge=1)
 
 
+def verdict_word(text: str) -> str:
+    """Return a word of a verdict as it is compared."""
+    return text.strip(MARKS).lower()
+
+
 class VerdictAnswer(FilePart):
     """A verdict between `<tag>` and `</tag>`.
 
     Attributes:
         tag: name of the tag.
-        approve, reject: words for each, in any case.
+        approve, reject: words for each, in any case, without the marks and white space around them.
         fallback: what a reply without a verdict counts as; its action is empty.
     """
 
@@ -103,9 +128,40 @@ class VerdictAnswer(FilePart):
     reject: list[str] = Field(default=["reject", "rejected"], min_length=1, max_length=MAX_CHOICES)
     fallback: Literal["approve", "reject"] = "reject"
 
+    @model_validator(mode="after")
+    def _clear_words(self) -> VerdictAnswer:
+        words = {}
+        for key in ("approve", "reject"):
+            words[key] = [verdict_word(word) for word in getattr(self, key)]
+            if "" in words[key]:
+                raise PartProblem("a word of a verdict needs more than marks and white space", key)
+        if both := [word for word in words["approve"] if word in words["reject"]]:
+            raise PartProblem(f"{short(both[0])} is a word of approve and of reject", "reject")
+        return self
+
 
 def _verdict(value: Any) -> Any:
     return {"tag": value} if isinstance(value, str) else value
+
+
+def _yes(value: Any) -> Any:
+    if value is not True:  # 1 is equal to it
+        raise PartProblem(f"expected true, found {short(value)}")
+    return value
+
+
+Yes = Annotated[bool, BeforeValidator(_yes)]
+
+
+def _choices(words: list[str]) -> list[str]:
+    first_words: dict[str, str] = {}
+    for word in words:
+        if word != word.strip() or not word:
+            raise PartProblem(f"the choice {short(word)} has white space around it, or is empty")
+        if (other := first_words.get(word.casefold())) is not None:
+            raise PartProblem(f"the choices {short(other)} and {short(word)} are equal in any case")
+        first_words[word.casefold()] = word
+    return words
 
 
 class AgentAnswer(FilePart):
@@ -124,14 +180,14 @@ class AgentAnswer(FilePart):
 
     kinds: ClassVar[tuple[str, ...]] = (*PLAIN_ANSWERS, "tag", "verdict", "code", "choice")
 
-    text: Literal[True] = True
-    boxed: Literal[True] = True
-    number: Literal[True] = True
-    python: Literal[True] = True
+    text: Yes = True
+    boxed: Yes = True
+    number: Yes = True
+    python: Yes = True
     tag: str = ""
     verdict: Annotated[VerdictAnswer, BeforeValidator(_verdict)] = VerdictAnswer()
     code: list[str] = Field(default=[], max_length=MAX_CHOICES)
-    choice: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+    choice: Annotated[list[Annotated[str, Field(max_length=200)]], AfterValidator(_choices)] = Field(
         default=[], min_length=2, max_length=MAX_CHOICES
     )
 
@@ -241,8 +297,8 @@ class Condition(FilePart):
     in_: list[Annotated[Any, AfterValidator(_scalar)]] = Field(
         default=[], alias="in", min_length=1, max_length=MAX_CHOICES
     )
-    below: float = 0.0
-    above: float = 0.0
+    below: Number = 0
+    above: Number = 0
 
     @property
     def comparison(self) -> str:
@@ -252,6 +308,8 @@ class Condition(FilePart):
     @model_validator(mode="after")
     def _fits(self) -> Condition:
         kind = _one_of(self, ("of", "observation", "loop"), "a condition")
+        if getattr(self, kind) is None:
+            raise PartProblem("expected a text, found None", kind)
         comparisons = self.model_fields_set & set(COMPARISONS)
         if kind == "loop" and (comparisons or "field" in self.model_fields_set):
             raise PartProblem("a condition on the loop has no field and no comparison")
@@ -261,6 +319,10 @@ class Condition(FilePart):
             raise PartProblem("a condition has one comparison at most: is, in, below or above")
         if kind == "of" and self.field == "action" and not comparisons:
             raise PartProblem("a condition on an action needs a comparison: is, in, below or above")
+        for key in ("is", "in"):
+            values = [self.is_] if key == "is" else self.in_
+            if kind == "of" and f"{key}_" in comparisons and None in values:
+                raise PartProblem("no reply is null; write '' for an empty text", key)
         return self
 
 
@@ -279,7 +341,7 @@ class CallStep(FilePart):
     call: str
     id: str | None = None
     unless: Condition | None = None
-    sees: list[str] | None = None
+    sees: StepNames | None = None
 
 
 class LoopStep(FilePart):
@@ -326,7 +388,7 @@ class VoteStep(FilePart):
     vote: str | list[str]
     n: int | None = Field(default=None, ge=2, le=1_000_000)
     id: str | None = None
-    sees: list[str] | None = None
+    sees: StepNames | None = None
     best: str | None = None
 
     @model_validator(mode="before")
@@ -338,10 +400,12 @@ class VoteStep(FilePart):
         steps = isinstance(vote, list) and len(vote) > 1 and all(isinstance(item, str) for item in vote)
         if not (isinstance(vote, str) or steps):
             raise PartProblem("expected an agent, or a list of two steps or more", "vote")
-        if isinstance(vote, str) and "n" not in value:
+        if isinstance(vote, str) and value.get("n") is None:
             raise PartProblem(f"{{vote: {short(vote)}}} needs n, the number of calls")
         if steps and ("n" in value or "sees" in value):
             raise PartProblem("a vote of steps has no n and no sees")
+        if isinstance(vote, list):
+            _without_repeats(vote, "vote")
         return value
 
 
@@ -375,7 +439,7 @@ class SpawnStep(FilePart):
 
     spawn: SpawnKeys
     id: str | None = None
-    sees: list[str] | None = None
+    sees: StepNames | None = None
 
 
 def _stop(value: Any) -> Any:
@@ -441,7 +505,7 @@ class Returned(FilePart):
         default: the action if none has run.
     """
 
-    of: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
+    of: Annotated[StepNames, Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
     default: str | None = None
 
 

@@ -381,7 +381,10 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     has_lines = "\n" in text and not text[0].isspace() and not text[-1].isspace()
-    style = "|" if has_lines else '"' if "\n" in text else None
+    # Other characters may be line breaks or marks to a reader of YAML, such as U+0085: an escape
+    # keeps them.
+    is_plain = all(c.isprintable() or c in "\n\t" for c in text)
+    style = '"' if not is_plain else "|" if has_lines else '"' if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -7,16 +7,14 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph.agent_spec import is_agent_spec
-from agent_system.workflows.graph.checks import MAX_CALLS, check_team_file, delegates, step_ids
+from agent_system.workflows.graph.canonical import canonical
+from agent_system.workflows.graph.checks import MAX_CALLS, check_team_file
 from agent_system.workflows.graph.draw import draw
-from agent_system.workflows.graph.schema import AgentSpec, SpawnKeys, TeamSpec, read_spec
+from agent_system.workflows.graph.schema import AgentSpec, TeamSpec, read_spec
 from agent_system.workflows.graph.source import TeamSource, read_file, read_text, write_text
-
-AGENT_KEYS = ("call", "vote", "best", "agent", "delegate")  # whose texts are agents
 
 
 @dataclass(frozen=True)
@@ -108,74 +106,15 @@ class Team:
         YAML. Arguments and errors as of `text`.
         """
         text = self.text(is_json=str(path).endswith(".json"), agent_spec=agent_spec)
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).expanduser().write_text(text, encoding="utf-8")
 
     def key(self) -> str:
-        """Return 16 hexadecimal digits that are equal for teams which make the same calls:
-        comments, the form of the text, and the names of steps and, where no prompt shows them, of
-        agents do not count.
+        """Return 16 hexadecimal digits that are equal for teams which make the same calls, as far
+        as their forms tell: see `canonical.py`.
         """
-        content = json.dumps(self._canonical(), sort_keys=True, ensure_ascii=True)
+        content = json.dumps(canonical(self.spec, self.agents), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def mermaid(self) -> str:
         """Return the steps as a flow chart in Mermaid."""
         return draw(self.spec)
-
-    def _canonical(self) -> dict[str, Any]:
-        """Return the team as values of JSON types, with names by the order of appearance."""
-        steps = {name: f"s{number}" for number, name in enumerate(step_ids(self.spec.do))}
-        order = list(dict.fromkeys(called_agents(self.spec.model_dump(by_alias=True)["do"])))
-        for name in order:  # which grows by those that agents delegate to
-            order += [keys.delegate for keys in delegates(self.agents[name]) if keys.delegate not in order]
-        agents = {name: f"a{number}" for number, name in enumerate(order)}
-        names_shown = any(_shows_names(agent) for agent in self.agents.values())
-        canonical: dict[str, Any] = {"memory": self.spec.memory, "agents": {}}
-        for name, agent in self.agents.items():
-            fields = agent.model_dump(by_alias=True, exclude={"variables"})
-            like = self.spec.agents[name].like
-            fields |= {"as": agent.as_ or name, "like": agents.get(like) if like else None}
-            fields |= {"answer": _answer(agent), **({"name": name} if names_shown else {})}
-            fields["tools"] = _renamed(fields["tools"], agents, {})
-            canonical["agents"][agents[name]] = fields
-        content = self.spec.model_dump(by_alias=True, exclude_unset=True, include={"do", "return_"})
-        canonical |= _renamed(content, agents, steps)
-        return canonical
-
-
-def _answer(agent: AgentSpec) -> Any:
-    kind = agent.answer.kind
-    return {kind: agent.answer.model_dump()[kind]}
-
-
-def _shows_names(agent: AgentSpec) -> bool:
-    """Return whether an agent's prompt may show the names of others: a class may."""
-    if agent.class_ is not None or agent.quote is None:
-        return True
-    return "{role}" in agent.quote.entry or "{agent}" in agent.quote.entry
-
-
-def called_agents(value: Any) -> list[str]:
-    """Return the agents that steps call, in the order of the file."""
-    if isinstance(value, list):
-        return [name for item in value for name in called_agents(item)]
-    if not isinstance(value, dict):
-        return []
-    names = [value[key] for key in AGENT_KEYS if isinstance(value.get(key), str)]
-    return [*names, *(name for item in value.values() for name in called_agents(item))]
-
-
-def _renamed(value: Any, agents: Mapping[str, str], steps: Mapping[str, str], key: str = "") -> Any:
-    """Return a value of the file with new names of agents and steps."""
-    if isinstance(value, dict):
-        if key == "spawn":
-            value = SpawnKeys.model_validate(value).model_dump()
-        return {name: _renamed(item, agents, steps, name) for name, item in value.items()}
-    if isinstance(value, list):
-        named = key in ("sees", "vote", "of")
-        return [steps.get(item, item) if named else _renamed(item, agents, steps, key) for item in value]
-    if not isinstance(value, str):
-        return value
-    if key in AGENT_KEYS:
-        return agents[value]
-    return steps[value] if key in ("id", "of") else value

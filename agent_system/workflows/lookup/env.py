@@ -64,7 +64,7 @@ class LookupEnv(BaseEnv):
             self._is_right = action == self._code
             return self._paid(self._is_right)
         if agent_id == CHECKER:
-            right = bool(action) and (action == RIGHT) == self._is_right
+            right = self._is_right_verdict(action)
             self._verdicts.append(right)
             return self._paid(right)
         if agent_id == FILER and self._is_right and self._asks == SHELF:
@@ -83,8 +83,15 @@ class LookupEnv(BaseEnv):
         return Outcome(team=right, done=True, info=info)
 
     def score(self, agent_id: str, action: str) -> Outcome:
-        """Return the team reward of a letter if it were the team's answer."""
-        return Outcome(team=float(agent_id != CHECKER and action == self._truth))
+        """Return 1 for a reply that is right for its role: the code, the verdict on it, or what is
+        asked; of a wrong code no shelf is right.
+        """
+        if agent_id == SOLVER:
+            return Outcome(team=float(action == self._code))
+        if agent_id == CHECKER:
+            return Outcome(team=float(self._is_right_verdict(action)))
+        of_wrong_code = agent_id == FILER and not self._is_right
+        return Outcome(team=float(action == self._truth and not of_wrong_code))
 
     def fork(self) -> LookupEnv:
         """Return an independent copy."""
@@ -96,6 +103,9 @@ class LookupEnv(BaseEnv):
         copy._verdicts = list(self._verdicts)
         copy._filed = list(self._filed)
         return copy
+
+    def _is_right_verdict(self, action: str) -> bool:
+        return bool(action) and (action == RIGHT) == self._is_right
 
     def _paid(self, right: bool) -> Outcome:
         return Outcome(local=paid(self.config.skill_reward * right, self.config.skill_reward))

@@ -166,7 +166,7 @@ async def test_a_reply_is_trained_if_any_of_the_requests_for_it_got_it(
     assert [len(episode.samples), len(episode.unheard)] == ([n, 0] if reached else [0, n])
     # the place of the first delivery that was not undone
     first = lost.index(False) * n if reached else 0
-    assert [s.order for s in episode.samples] == [first + i for i in range(len(episode.samples))]
+    assert [s.identity.order for s in episode.samples] == [first + i for i in range(len(episode.samples))]
     assert (metrics["gateway/retried"], metrics["gateway/undelivered"]) == (2.0, 0.0 if reached else float(n))
 
 

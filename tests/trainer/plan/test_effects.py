@@ -11,7 +11,8 @@ from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import IneffectiveKeyError, keys
 from verl.trainer.plan.checks import check_untrained
-from verl.trainer.plan.effects import Scope, check_effect, unmet
+from verl.trainer.plan.effects import Scope, unmet
+from verl.trainer.plan.ineffective_keys import check_effect
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, compute_grpo_outcome_advantage

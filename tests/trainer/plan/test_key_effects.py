@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.asynchronous.pace import paces
 
 from tests.plans import plan_of
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.spec import IneffectiveKeyError
 from verl.trainer.plan.derived_values import steps_of_run
-from verl.trainer.plan.effects import check_effect
-from verl.trainer.plan.ineffective_keys import without_effect
+from verl.trainer.plan.ineffective_keys import check_effect, without_effect
 from verl.trainer.ppo.credit.advantage import compute_advantage
 
 AGENTS = ("Solver Agent", "Verifier Agent")
@@ -170,10 +168,9 @@ def test_a_way_to_send_weights_is_accepted_if_and_only_if_it_changes_the_steps_t
     )
     settings.parameter_sync = way
     plan = plan_of(config)
-    adapters = {row.policy_id for row in plan.trained if row.adapter is not None}
     changes = any(
         pace.sends(way, step, version, ahead) != pace.sends("lazy", step, version, ahead)
-        for pace in paces(settings, plan.policy_ids, adapters).values()
+        for pace in [policy.pace for policy in plan.policies.values()]
         for step, ahead in product(range(1, 9), (False, True))
         # weights of a step that sent them
         for version in range(step - step % pace.trigger - (step % pace.trigger == 0) * pace.trigger, step)

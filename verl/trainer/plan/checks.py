@@ -32,7 +32,7 @@ from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, as_typed,
 from verl.trainer.plan.agent_overrides import PlacementError
 from verl.trainer.plan.agents import AgentPlan, averages_trajectories, own_keys
 from verl.trainer.plan.devices import Devices, engine_pool
-from verl.trainer.plan.effects import check_effect
+from verl.trainer.plan.effects import first_without_effect
 from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.plan.registry import POLICY_LOSSES
@@ -105,7 +105,10 @@ def resolve(config: RunConfig) -> RunPlan:
 
         check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
-    check_effect(config, plan)
+    if first_without_effect(config, plan) is not None:
+        from verl.trainer.plan.ineffective_keys import check_effect  # of invalid settings alone
+
+        check_effect(config, plan)
     check_signal(config, plan)
     check_engine_spans(trainer, rollout, plan)
     return plan
@@ -595,7 +598,8 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: Run
         if tp == 1:
             continue
         name = "rollout.tensor_model_parallel_size"
-        key = f"{plan.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f'actor_rollout_ref.{name}'}={tp}"
+        setting = plan.agent(spec.agent_ids[0]).key(name) if spec.agent_ids else f"actor_rollout_ref.{name}"
+        key = f"{setting}={tp}"
         if trainer.controller == "local":
             raise PlacementError(
                 f"{key} needs trainer.controller=ray: local runs one rank, an engine on {tp} "

@@ -182,17 +182,11 @@ def _compare(expression: str, scope: Scope) -> bool:
     return (as_typed(value) in operand.split(",")) == (operator == "=")
 
 
-def check_effect(config: RunConfig, plan: RunPlan) -> None:
-    """Check that every changed key has an effect, for the run and for each agent.
-
-    Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
-    """
+def first_without_effect(config: RunConfig, plan: RunPlan) -> Unmet | None:
+    """Return a changed key without effect, of the run or of an agent, or None."""
     scopes = scopes_of(config, plan)
     common = (refused for key in changed(config) for refused in unmet_by_all(key, config, plan, scopes))
-    for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
-        from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
-
-        raise refusal(config, key, scope, condition)
+    return next(chain(common, *(_own_without_effect(config, scope) for scope in scopes)), None)
 
 
 def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:

@@ -16,6 +16,7 @@ from verl.trainer.plan.effects import (
     NO_OWN_VALUE,
     Scope,
     changed,
+    first_without_effect,
     scopes_of,
     unmet_by_all,
 )
@@ -52,6 +53,15 @@ def refusal(config: RunConfig, key: Key, scope: Scope, condition: str) -> Ineffe
         return IneffectiveKeyError(f"{agent_key}={value} has no effect; it needs, for this agent, {needed}")
     whose = f", for {NO_OWN_VALUE}," if per_agent else ""
     return IneffectiveKeyError(f"{name}={value} has no effect; it needs{whose} {needed}")
+
+
+def check_effect(config: RunConfig, plan: RunPlan) -> None:
+    """Check that every changed key has an effect, for the run and for each agent.
+
+    Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
+    """
+    if (ineffective := first_without_effect(config, plan)) is not None:
+        raise refusal(config, *ineffective)
 
 
 def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:

@@ -169,8 +169,8 @@ def nothing_to_learn(metrics: Mapping[str, float]) -> str:
     )
     return (
         "no reward has taught anything: every advantage is 0, since the rewards within each group are "
-        f"equal (mean {metrics.get('critic/rewards/mean', 0.0):.3g}; valid replies: {valid_rates or 'unknown'}). "
-        "Read the replies in trajectories/; the task may be too hard or too easy for this model, or "
+        f"equal (mean {metrics.get('critic/rewards/mean', 0.0):.3g}; valid replies: "
+        f"{valid_rates or 'unknown'}). Read the replies in trajectories/; the task may be too hard or too easy for this model, or "
         "its replies not of the form that is asked for"
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_system import Projection
 from agent_system.rollout import Collector
 from agent_system.testing import Script, make_tokenizer, scripted_team
+from agent_system.workflows.graph.play import chosen_place, with_votes
 
 QUOTE = 'quote: {entry: "\\n{role}: {text}"}'
 PAIR = f"""\
@@ -28,6 +30,11 @@ return: s
 AGENTS = "".join(f"  {name}: {{prompt: '{name}: {{env_prompt}}{{team_context}}'}}\n" for name in "ABC")
 
 Play = Callable[..., Collector]
+
+
+def elect(candidates: Sequence[Projection], choice: Projection | None = None) -> Projection:
+    """The result of a vote."""
+    return with_votes(candidates, chosen_place(candidates, choice))
 
 
 @pytest.fixture(scope="session")

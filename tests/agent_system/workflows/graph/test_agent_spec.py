@@ -722,10 +722,10 @@ def test_what_cannot_be_written_is_refused() -> None:
     )
     with pytest.raises(AgentSystemError, match="a loop that always stops in its first round"):
         Team.parse(f"{once}\nreturn: a").text(agent_spec=True)
-    spawn = f"{HEAD}do: [{{call: A, id: a}}, {{spawn: {{of: a, agent: B}}, id: b}}]\nreturn: b"
+    spawn = f"{HEAD}do: [{{call: A, id: a}}, {{spawn: {{of: a, agent: B}}, id: b}}, {{call: C}}]\nreturn: b"
     with pytest.raises(AgentSystemError, match="Open Agent Spec has no form for spawn"):
         Team.parse(spawn).text(agent_spec=True)
-    delegate = HEAD.replace("  A: {", "  A: {tools: [{delegate: B}], ") + "do: [{call: A, id: a}]\nreturn: a"
+    delegate = HEAD.replace("  A: {", "  A: {tools: [{delegate: B}], ") + "do: [{call: A, id: a}, {call: C}]\nreturn: a"
     with pytest.raises(AgentSystemError, match="no form for the tool delegate, which agent 'A' has"):
         Team.parse(delegate).text(agent_spec=True)
 

@@ -14,9 +14,8 @@ from agent_system import Projection, Task
 from agent_system.errors import AgentSystemError
 from agent_system.rollout import CollectResult
 from agent_system.workflows.graph import Team
-from agent_system.workflows.graph.play import elect
 from agent_system.workflows.math import MathEnv
-from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play
+from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play, elect
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 
@@ -279,3 +278,28 @@ async def test_agents_act_in_the_environment_under_the_name_that_it_knows(make_t
         episode.info["solver/mended"] == 1.0
         and "Careful: \\boxed{8}" in episode.samples[1].request.prompt_text
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("- {loop: 2, do: [{loop: 3, do: [{call: A, id: s}]}, {call: B, unless: {loop: last}}, "
+            "{call: C, unless: {loop: first}}]}", "A0 A1 A2 B0 A3 A4 A5 C0"),
+        ("- {loop: 2, do: [{parallel: [{loop: 1, do: [{call: A, id: s}]}, {call: B, unless: {loop: last}}]}, "
+            "{call: C, unless: {loop: first}}]}", "A0 B0 A1 C0"),
+        ("- {loop: 2, do: [{call: A, id: s}, {parallel: [{call: B, unless: {loop: first}}, "
+            "{call: C, unless: {loop: last}}]}]}", "A0 C0 A1 B0"),
+        ("- {loop: 2, do: [{call: A, id: s}, {parallel: [{parallel: [{call: B, unless: {loop: first}}, "
+            "{call: B}]}, {call: C, unless: {loop: last}}]}]}", "A0 B0 C0 A1 B1 B2"),
+        ("- {loop: 2, do: [{parallel: [{call: A, id: s}, {call: B, id: b}]}]}\n- {call: C, unless: {of: s, "
+            "is: A0}}", "A0 B0 A1 B1 C0"),
+        ("- {loop: 2, do: [{parallel: [{call: B, id: b}, {call: A, id: s}]}]}\n- {call: C, unless: {of: b, "
+            "is: B0}}", "B0 A0 B1 A1 C0"),
+        ("- {loop: 2, do: [{parallel: [{parallel: [{call: A, id: s}, {call: B}]}, {call: B, id: b}]}]}\n"
+            "- {call: C, unless: {of: s, is: A0}}", "A0 B0 B1 A1 B2 B3 C0"),
+    ],
+)  # fmt: skip
+async def test_rounds_and_results_inside_loops_and_branches(
+    make_team: Play, steps: str, expected: str
+) -> None:
+    assert spoken(await play(make_team, team(steps))) == expected.split()

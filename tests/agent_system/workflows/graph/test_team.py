@@ -61,7 +61,7 @@ def test_a_saved_team_is_the_same_team(file: Path, suffix: str, tmp_path: Path) 
 
 
 TEXTS = st.one_of(
-    st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), include_characters="\n\t")),
+    st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), include_characters="\n\t\r\x85")),
     st.sampled_from(["yes", "~", "null", "012", "1e3", "1:30", "-0", "0x1f", ".inf", "=", "<<", "2001-01-01",
         "&a", " x\n", "x\n "]),
     st.from_regex(r"-?[0-9]{1,3}(\.[0-9]{1,2})?([eE][+-]?[0-9]{1,2})?", fullmatch=True),
@@ -101,12 +101,12 @@ SAME = {
     "names of steps": PAIR.replace("id: s}", "id: solution}").replace("return: s", "return: solution"),
     "order of agents": PAIR.replace(PAIR.splitlines(True)[2], "").replace("do:\n", PAIR.splitlines(True)[2] +
         "do:\n", 1),
+    "an agent that is like another": PAIR.replace(
+        ', quote: {entry: "\\n{role}: {text}"}}\ndo', ", like: Solver Agent}\ndo"
+    ),
     "a default said": PAIR.replace("{verdict: verify}", "{verdict: {tag: verify, fallback: reject}}"),
 }  # fmt: skip
 OTHER = {
-    "an agent that is like another, whose policy it starts from": PAIR.replace(
-        ', quote: {entry: "\\n{role}: {text}"}}\ndo', ", like: Solver Agent}\ndo"
-    ),
     "a prompt": PAIR.replace("Solve:", "Solve it:"),
     "a limit": PAIR.replace("loop: 2", "loop: 3"),
     "a name that prompts show": PAIR.replace("Solver Agent", "Writer Agent"),

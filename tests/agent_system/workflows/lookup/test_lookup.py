@@ -244,3 +244,29 @@ async def test_a_tree_compares_letters(tokenizer: Any) -> None:
     episodes = (await team.collect(tasks(8), 1, step=0)).episodes
     assert not any(e.failure for e in episodes)
     assert {s.identity.candidate for e in episodes for s in e.samples} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("asks", ["code", "shelf"])
+@pytest.mark.parametrize("code", LETTERS)
+@pytest.mark.parametrize("shelf", LETTERS)
+def test_each_role_is_scored_by_its_job(asks: str, code: str, shelf: str) -> None:
+    truth = shelf if asks == "shelf" else code
+    env = LookupEnv(LookupEnvOptions())
+    env.reset(Task("t", f"red kiwi {asks}", "demo", truth, {"asks": asks, "code": code}))
+
+    def scores(agent_id: str, words: Any) -> set[str]:
+        """The replies with a score, each in a fork of its own, as in tree sampling."""
+        right = set()
+        for word in words:
+            fork = env.fork()
+            fork.act(agent_id, word)
+            right |= {word} if fork.score(agent_id, word).team == 1.0 else set()
+        return right
+
+    assert scores(SOLVER, LETTERS) == {code}
+    wrong_code = LETTERS[LETTERS.index(code) - 1]
+    for letter, verdict in ((wrong_code, "wrong"), (code, "right")):
+        env.act(SOLVER, letter)
+        assert scores(CHECKER, ["right", "wrong", ""]) == {verdict}
+        assert scores(FILER, LETTERS) == ({truth} if letter == code else set())
+    assert scores("Single Agent", LETTERS) == {truth}
