@@ -16,9 +16,9 @@ any key.
 
 Keys of `actor_rollout_ref`, and those of `algorithm` that `algorithm.per_agent` may hold, are read
 for each agent, with its values: the agent's own value has an effect if the conditions hold for this
-agent, a common value if they hold for an agent that reads the key and has no own value. An
-evaluation (`trainer.val_only`) takes the command line of a run: keys of training are judged as if
-it trained.
+agent, a common value if they hold for an agent that reads the key and has no own value (of
+`actor_rollout_ref` also if every agent has one, which then replaces a default). An evaluation
+(`trainer.val_only`) takes a run's command line: keys of training are judged as if it trained.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
 
 def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
     """Return the scopes of all agents."""
-    return [Scope.of(config, plan, agent) for agent in plan.everyone]
+    agents: list[AgentPlan | ApiPlan] = [*plan.agents, *plan.api]
+    return [Scope.of(config, plan, agent) for agent in agents]
 
 
 def changed(config: RunConfig) -> list[Key]:
@@ -234,7 +235,8 @@ def unmet_by_all(key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Sc
     # a critic follows the keys of the run
     if _followed(key.name, value, [run], among="critic.") or _followed(key.name, value, sharing):
         return
-    if readers and not sharing:
+    # keys of the policies that every agent sets are defaults, as a script has them for all its users
+    if readers and not sharing and key.name.startswith(ALGORITHM):
         yield key, run, NO_OWN_VALUE
     elif sharing:
         fewest = min(sharing, key=lambda scope: len(unmet(key, scope)))
