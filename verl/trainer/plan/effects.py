@@ -88,9 +88,7 @@ class Scope:
         return cls(mine, plan, agent, frozenset(names))
 
     def reads(self, key: str) -> bool:
-        """Return whether a key that is read for each agent is read for this one: without training,
-        only keys of serving or of API requests are.
-        """
+        """Return whether this agent reads a key: without training, those of serving or requests."""
         if self.agent is None or _learns(self.agent):
             return True
         checked = CHECKED_OF_SERVED if isinstance(self.agent, AgentPlacement) else CHECKED_OF_API
@@ -110,10 +108,8 @@ def _estimator_reads(key: str, scope: Scope) -> bool:
     if key == COMPARISON and scope.plan.committed:
         return True
     name = scope.config.algorithm.adv_estimator
-    algorithm_key = key.removeprefix(ALGORITHM)
-    if algorithm_key in GROUP_KEYS:
-        return ESTIMATORS.traits(name).grouped
-    return ESTIMATORS.reads(name, algorithm_key)
+    key = key.removeprefix(ALGORITHM)
+    return ESTIMATORS.traits(name).grouped if key in GROUP_KEYS else ESTIMATORS.reads(name, key)
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
@@ -213,9 +209,7 @@ def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
 
 
 def changed(config: RunConfig) -> list[Key]:
-    """Return the keys with conditions whose values differ from the defaults, and from the keys that
-    they follow.
-    """
+    """Return the keys with conditions that have neither the default nor the value they follow."""
     return [
         key
         for name, key in keys(RunConfig).items()
@@ -250,9 +244,7 @@ def _is_per_agent(name: str) -> bool:
 
 
 def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -> bool:
-    """Return whether a key that has an effect in one of the scopes, and whose name begins with
-    `among`, follows the key `name`.
-    """
+    """Return whether a key that begins with `among` and has an effect in a scope follows `name`."""
     return any(
         value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
         for other, leader in followers(RunConfig).items()
