@@ -35,6 +35,7 @@ from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
+from verl.trainer.config.names import ACTOR, ALGORITHM, GROUP_KEYS, MODEL, NO_OWN_VALUE
 from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
 from verl.trainer.config.spec import Key, as_typed, followers, keys
 from verl.trainer.plan.agent_overrides import leaves
@@ -47,14 +48,8 @@ from verl.trainer.ppo.asynchronous.pace import paces
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.utils.names import value_at
 
-ACTOR = "actor_rollout_ref.actor."
-MODEL = "actor_rollout_ref."
-ALGORITHM = "algorithm."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
-# Keys that every estimator with groups reads.
-GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
-NO_OWN_VALUE = "an agent without its own value"
 # Keys whose conditions are checked for an agent that is not trained: served here, or behind an API.
 # Which of its own keys are read at all is in `checks.py`.
 CHECKED_OF_SERVED = ("model.", "rollout.")
@@ -187,7 +182,7 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
     for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
         from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
 
-        raise refusal(config, key, scope, condition)
+        raise refusal(config, key, scope.config, scope.agent, key.name in scope.own_keys, condition)
 
 
 def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
