@@ -18,7 +18,8 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, RunConfig
 from verl.trainer.config.spec import IneffectiveKeyError
 from verl.trainer.plan.derived_values import steps_of_run
-from verl.trainer.plan.ineffective_keys import check_effect, without_effect
+from verl.trainer.plan.effects import check_effect
+from verl.trainer.plan.unused_keys import without_effect
 from verl.trainer.ppo.credit.advantage import compute_advantage
 
 AGENTS = ("Solver Agent", "Verifier Agent")

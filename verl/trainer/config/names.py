@@ -62,3 +62,10 @@ LORA_DEFAULTS: Mapping[str, Any] = {
     "target_modules": "all-linear",
     "exclude_modules": None,
 }
+
+# Sections of keys; the keys that every estimator with groups reads; a condition of a common value.
+ACTOR = "actor_rollout_ref.actor."
+MODEL = "actor_rollout_ref."
+ALGORITHM = "algorithm."
+GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+NO_OWN_VALUE = "an agent without its own value"

@@ -32,7 +32,7 @@ from verl.trainer.config.spec import ConfigError, IneffectiveKeyError, as_typed,
 from verl.trainer.plan.agent_overrides import PlacementError
 from verl.trainer.plan.agents import AgentPlan, averages_trajectories, own_keys
 from verl.trainer.plan.devices import Devices, engine_pool
-from verl.trainer.plan.effects import first_without_effect
+from verl.trainer.plan.effects import check_effect
 from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.plan.registry import POLICY_LOSSES
@@ -105,10 +105,7 @@ def resolve(config: RunConfig) -> RunPlan:
 
         check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
-    if first_without_effect(config, plan) is not None:
-        from verl.trainer.plan.ineffective_keys import check_effect  # of invalid settings alone
-
-        check_effect(config, plan)
+    check_effect(config, plan)
     check_signal(config, plan)
     check_engine_spans(trainer, rollout, plan)
     return plan

@@ -212,9 +212,9 @@ def _without_effect(overrides: Sequence[str]) -> list[str]:
     """Return the keys that have no effect with the others; none if an estimator or a loss is
     unknown before plug-ins are loaded.
     """
-    from verl.trainer.plan.ineffective_keys import without_effect
     from verl.trainer.plan.placement import build_placement
     from verl.trainer.plan.run import RunPlan
+    from verl.trainer.plan.unused_keys import without_effect
 
     config = _compose([o for o in overrides if not o.startswith("-")])
     try:

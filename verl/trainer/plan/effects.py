@@ -16,9 +16,9 @@ any key.
 
 Keys of `actor_rollout_ref`, and those of `algorithm` that `algorithm.per_agent` may hold, are read
 for each agent, with its values: the agent's own value has an effect if the conditions hold for this
-agent, a common value if they hold for an agent that reads the key and has no own value. An
-evaluation (`trainer.val_only`) takes the command line of a run: keys of training are judged as if
-it trained.
+agent, a common value if they hold for an agent that reads the key and has no own value (of
+`actor_rollout_ref` also if every agent has one, which then replaces a default). An evaluation
+(`trainer.val_only`) takes a run's command line: keys of training are judged as if it trained.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
 from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
+from verl.trainer.config.names import ACTOR, ALGORITHM, GROUP_KEYS, MODEL, NO_OWN_VALUE
 from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
 from verl.trainer.config.spec import Key, as_typed, followers, keys
 from verl.trainer.plan.agent_overrides import leaves
@@ -45,14 +46,8 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.credit.passes import computes_old_log_probs
 from verl.utils.names import value_at
 
-ACTOR = "actor_rollout_ref.actor."
-MODEL = "actor_rollout_ref."
-ALGORITHM = "algorithm."
 # Key that the comparison of the candidates of a call reads, whatever the estimator is.
 COMPARISON = "algorithm.norm_adv_by_std_in_grpo"
-# Keys that every estimator with groups reads.
-GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
-NO_OWN_VALUE = "an agent without its own value"
 # Keys whose conditions are checked for an agent that is not trained: served here, or behind an API.
 # Which of its own keys are read at all is in `checks.py`.
 CHECKED_OF_SERVED = ("model.", "rollout.")
@@ -86,9 +81,7 @@ class Scope:
         return cls(mine, plan, agent, frozenset(names))
 
     def reads(self, key: str) -> bool:
-        """Return whether a key that is read for each agent is read for this one: without training,
-        only keys of serving or of API requests are.
-        """
+        """Return whether this agent reads a key: without training, those of serving or requests."""
         if self.agent is None or _learns(self.agent):
             return True
         checked = CHECKED_OF_SERVED if isinstance(self.agent, AgentPlacement) else CHECKED_OF_API
@@ -108,10 +101,8 @@ def _estimator_reads(key: str, scope: Scope) -> bool:
     if key == COMPARISON and scope.plan.committed:
         return True
     name = scope.config.algorithm.adv_estimator
-    algorithm_key = key.removeprefix(ALGORITHM)
-    if algorithm_key in GROUP_KEYS:
-        return ESTIMATORS.traits(name).grouped
-    return ESTIMATORS.reads(name, algorithm_key)
+    key = key.removeprefix(ALGORITHM)
+    return ESTIMATORS.traits(name).grouped if key in GROUP_KEYS else ESTIMATORS.reads(name, key)
 
 
 def _loss_reads(key: str, scope: Scope) -> bool:
@@ -182,11 +173,17 @@ def _compare(expression: str, scope: Scope) -> bool:
     return (as_typed(value) in operand.split(",")) == (operator == "=")
 
 
-def first_without_effect(config: RunConfig, plan: RunPlan) -> Unmet | None:
-    """Return a changed key without effect, of the run or of an agent, or None."""
+def check_effect(config: RunConfig, plan: RunPlan) -> None:
+    """Check that every changed key has an effect, for the run and for each agent.
+
+    Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
+    """
     scopes = scopes_of(config, plan)
     common = (refused for key in changed(config) for refused in unmet_by_all(key, config, plan, scopes))
-    return next(chain(common, *(_own_without_effect(config, scope) for scope in scopes)), None)
+    for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
+        from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
+
+        raise refusal(config, key, scope.config, scope.agent, key.name in scope.own_keys, condition)
 
 
 def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
@@ -203,13 +200,12 @@ def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
 
 def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
     """Return the scopes of all agents."""
-    return [Scope.of(config, plan, agent) for agent in plan.everyone]
+    agents: list[AgentPlan | ApiPlan] = [*plan.agents, *plan.api]
+    return [Scope.of(config, plan, agent) for agent in agents]
 
 
 def changed(config: RunConfig) -> list[Key]:
-    """Return the keys with conditions whose values differ from the defaults, and from the keys that
-    they follow.
-    """
+    """Return the keys with conditions that have neither the default nor the value they follow."""
     return [
         key
         for name, key in keys(RunConfig).items()
@@ -229,7 +225,8 @@ def unmet_by_all(key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Sc
     # a critic follows the keys of the run
     if _followed(key.name, value, [run], among="critic.") or _followed(key.name, value, sharing):
         return
-    if readers and not sharing:
+    # keys of the policies that every agent sets are defaults, as a script has them for all its users
+    if readers and not sharing and key.name.startswith(ALGORITHM):
         yield key, run, NO_OWN_VALUE
     elif sharing:
         fewest = min(sharing, key=lambda scope: len(unmet(key, scope)))
@@ -243,9 +240,7 @@ def _is_per_agent(name: str) -> bool:
 
 
 def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -> bool:
-    """Return whether a key that has an effect in one of the scopes, and whose name begins with
-    `among`, follows the key `name`.
-    """
+    """Return whether a key that begins with `among` and has an effect in a scope follows `name`."""
     return any(
         value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
         for other, leader in followers(RunConfig).items()

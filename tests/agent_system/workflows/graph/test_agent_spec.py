@@ -725,7 +725,10 @@ def test_what_cannot_be_written_is_refused() -> None:
     spawn = f"{HEAD}do: [{{call: A, id: a}}, {{spawn: {{of: a, agent: B}}, id: b}}, {{call: C}}]\nreturn: b"
     with pytest.raises(AgentSystemError, match="Open Agent Spec has no form for spawn"):
         Team.parse(spawn).text(agent_spec=True)
-    delegate = HEAD.replace("  A: {", "  A: {tools: [{delegate: B}], ") + "do: [{call: A, id: a}, {call: C}]\nreturn: a"
+    delegate = (
+        HEAD.replace("  A: {", "  A: {tools: [{delegate: B}], ")
+        + "do: [{call: A, id: a}, {call: C}]\nreturn: a"
+    )
     with pytest.raises(AgentSystemError, match="no form for the tool delegate, which agent 'A' has"):
         Team.parse(delegate).text(agent_spec=True)
 
