@@ -83,9 +83,12 @@ def test_a_team_is_saved_with_its_prompts_and_in_the_home_folder(
 
 
 NAMES = [
-    "Solver Agent", "Prüfer", "Z", "a\\", "a\\\\", "\\a", "1e5", "1_0", "true", "NULL", "null", "nan", "inf", "-1", "1.5", "0x1F",
-    "Solver's", 'a"b', '"a"', 'a\\"b', "a'b\"c\\'d", "A, B", "[a", "a]", "{a}", "a:b", "a=b", "a$b", "$HOME a", "${x}1", "\\${a}",
-    "a\\\\${b}\\", "`id` a", "$(id)", "a;1", "(a)", "a#1", "a!", "!!a", "a&b", "a|b", ">a", "~a", "a*", "a?", "@a", "%a", "a  b",
+    "Solver Agent", "Prüfer", "Z", "a\\", "a\\\\", "\\a", "1e5", "1_0", "true", "NULL", "null", "nan", "inf",
+        "-1", "1.5", "0x1F",
+    "Solver's", 'a"b', '"a"', 'a\\"b', "a'b\"c\\'d", "A, B", "[a", "a]", "{a}", "a:b", "a=b", "a$b",
+        "$HOME a", "${x}1", "\\${a}",
+    "a\\\\${b}\\", "`id` a", "$(id)", "a;1", "(a)", "a#1", "a!", "!!a", "a&b", "a|b", ">a", "~a", "a*", "a?",
+        "@a", "%a", "a  b",
     "½1", "中a", "yes", "a,", "a.b", "a-b", "a/b", "5.",
 ]  # fmt: skip
 
@@ -142,9 +145,11 @@ def test_words_of_a_verdict_are_compared_as_replies_are() -> None:
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ("[Left, left]", "choice: the choices 'Left' and 'left' are equal in any case"), ("[a, b, A]", "'a' and 'A' are equal"),
+        ("[Left, left]", "choice: the choices 'Left' and 'left' are equal in any case"),
+        ("[a, b, A]", "'a' and 'A' are equal"),
         ("[a, a]", "'a' and 'a' are equal"), ("['yes ', no]", "the choice 'yes ' has white space around it"),
-        ("[' a', b]", "' a' has white space"), ("['', b]", "or is empty"), ('["a\\t", b]', "has white space"), ("[ß, SS]", "are equal"),
+        ("[' a', b]", "' a' has white space"), ("['', b]", "or is empty"), ('["a\\t", b]', "has white space"),
+        ("[ß, SS]", "are equal"),
         ("[k, \u212a]", "are equal"),
     ],
 )  # fmt: skip
@@ -178,25 +183,35 @@ IF = "- {if: {observation: x}, do: [%s], else: [%s]}"
 @pytest.mark.parametrize(
     ("steps", "returned", "allowed"),
     [
-        (IF % ("{call: A, id: c}", "{call: A, id: d}"), "[c, d]", True), (IF % ("{call: A, id: c}", "{call: A, id: d}"), "[d, c]", True),
-        (IF % ("{call: A, id: c}", "{call: A, id: d}"), "c", False), (IF % ("{call: A, id: c}", "{call: A}"), "[c, a]", True),
-        (IF % ("{call: A, id: c}", "{call: A}"), "c", False), (IF % ("{call: A, id: c}", "{call: A, id: c}"), "c", True),
+        (IF % ("{call: A, id: c}", "{call: A, id: d}"), "[c, d]", True),
+        (IF % ("{call: A, id: c}", "{call: A, id: d}"), "[d, c]", True),
+        (IF % ("{call: A, id: c}", "{call: A, id: d}"), "c", False),
+        (IF % ("{call: A, id: c}", "{call: A}"), "[c, a]", True),
+        (IF % ("{call: A, id: c}", "{call: A}"), "c", False),
+        (IF % ("{call: A, id: c}", "{call: A, id: c}"), "c", True),
         (IF % ("{call: A, id: c}", IF[2:] % ("{call: A, id: d}", "{call: A, id: e}")), "[c, d, e]", True),
         (IF % ("{call: A, id: c}", IF[2:] % ("{call: A, id: d}", "{call: A}")), "[c, d]", False),
         (IF % ("{call: A, id: c}", "{call: A, id: d}") + "\n- {vote: [c, d], id: v}", "v", True),
         (IF % ("{call: A, id: c}", "{call: A}") + "\n- {vote: [c, d], id: v}\n- {call: A, id: d}", "v", None),
         (IF % ("{call: A, id: c}", "{call: A, id: d}") + "\n- {spawn: {of: c, agent: A}, id: v}", "v", False),
-        (IF % ("{call: A, id: c}", "{call: A, id: d}") + "\n- {spawn: {of: c, agent: A}, id: v}", "[v, d]", True),
+        (IF % ("{call: A, id: c}", "{call: A, id: d}") + "\n- {spawn: {of: c, agent: A}, id: v}", "[v, d]",
+            True),
         (IF % ("{call: A, id: c}, {stop: always}", "{call: A, id: d}"), "[c, d]", True),
         (IF % ("{stop: {observation: y}}", "{call: A}") + "\n- {call: A, id: c}", "c", False),
         (IF % ("{call: A}, {stop: always}", "{call: A}") + "\n- {call: A, id: c}", "c", False),
         (IF % ("{stop: always}", "{stop: always}") + "\n- {call: A, id: c}", "c", False),
-        ("- {loop: 2, do: [" + IF[2:] % ("{stop: {observation: y}}", "{call: A}") + ", {call: A, id: c}]}", "c", False),
-        ("- {loop: 2, do: [" + IF[2:] % ("{call: A, id: c}, {stop: always}", "{call: A, id: d}") + "]}", "[c, d]", True),
-        ("- {call: A, id: c, unless: {observation: x}}\n- {call: A, id: d, unless: {observation: x}}", "[c, d]", False),
-        ("- {parallel: [[" + IF[2:] % ("{call: A, id: c}", "{call: A, id: d}") + "], {call: A}]}", "[c, d]", True),
-        ("- {parallel: [[{loop: 2, do: [{call: A}, {stop: {observation: x}}, {call: A, id: c}]}], {call: A}]}", "c", False),
-        ("\n".join(IF % (f"{{call: A, id: x{i}}}", f"{{call: A, id: y{i}}}") for i in range(40)), "[x39, y39]", True),
+        ("- {loop: 2, do: [" + IF[2:] % ("{stop: {observation: y}}", "{call: A}") + ", {call: A, id: c}]}",
+            "c", False),
+        ("- {loop: 2, do: [" + IF[2:] % ("{call: A, id: c}, {stop: always}", "{call: A, id: d}") + "]}",
+            "[c, d]", True),
+        ("- {call: A, id: c, unless: {observation: x}}\n- {call: A, id: d, unless: {observation: x}}",
+            "[c, d]", False),
+        ("- {parallel: [[" + IF[2:] % ("{call: A, id: c}", "{call: A, id: d}") + "], {call: A}]}", "[c, d]",
+            True),
+        ("- {parallel: [[{loop: 2, do: [{call: A}, {stop: {observation: x}}, {call: A, id: c}]}], {call: "
+            "A}]}", "c", False),
+        ("\n".join(IF % (f"{{call: A, id: x{i}}}", f"{{call: A, id: y{i}}}") for i in range(40)),
+            "[x39, y39]", True),
     ],
 )  # fmt: skip
 def test_a_returned_step_that_may_be_left_out_needs_a_default(
@@ -216,14 +231,18 @@ def test_a_returned_step_that_may_be_left_out_needs_a_default(
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ("- {vote: [a, a, b], id: v}", "do[2].vote: 'a' is there twice"), ("- {call: A, sees: [a, b, a]}", "sees: 'a' is there twice"),
+        ("- {vote: [a, a, b], id: v}", "do[2].vote: 'a' is there twice"),
+        ("- {call: A, sees: [a, b, a]}", "sees: 'a' is there twice"),
         ("- {vote: [v, a], id: v}", "do[2].vote[0]: the step 'v' cannot have run before"),
         ("- {vote: [a, l], id: v}\n- {call: A, id: l}", "do[2].vote[1]: the step 'l' cannot have run before"),
         ("- {spawn: {of: v, agent: A}, id: v}", "spawn.of: the step 'v' cannot have run before"),
         ("- {spawn: {of: l, agent: A}}\n- {call: A, id: l}", "spawn.of: the step 'l' cannot have run before"),
-        ("- {parallel: [[{vote: [a, l], id: v}, {call: A, id: l}], {call: A}]}", "'l' cannot have run before"),
-        ("- {if: {of: a, is: x}, do: [{call: A, id: l}], else: [{vote: [a, l]}]}", "'l' cannot have run before"),
-        ("- {vote: A, n: null, id: v}", "needs n, the number of calls"), ("- {vote: [a, b], n: null}", "has no n"),
+        ("- {parallel: [[{vote: [a, l], id: v}, {call: A, id: l}], {call: A}]}",
+            "'l' cannot have run before"),
+        ("- {if: {of: a, is: x}, do: [{call: A, id: l}], else: [{vote: [a, l]}]}",
+            "'l' cannot have run before"),
+        ("- {vote: A, n: null, id: v}", "needs n, the number of calls"),
+        ("- {vote: [a, b], n: null}", "has no n"),
         ("- {loop: 2, do: [{vote: [v, a], id: v}, {call: A}]}", None),
         ("- {loop: 2, do: [{call: A}, {vote: [a, l]}, {call: A, id: l}]}", None),
         ("- {loop: 2, do: [{spawn: {of: v, agent: A}, id: v}]}", None),
@@ -240,7 +259,8 @@ def test_steps_that_can_never_have_run_are_no_candidates(steps: str, said: str |
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("return: a", "return_: a"), ("return: a", "return: a\nreturn_: b"), ("{prompt: x}", "{prompt: x, as_: Q}"),
+        ("return: a", "return_: a"), ("return: a", "return: a\nreturn_: b"),
+        ("{prompt: x}", "{prompt: x, as_: Q}"),
         ("{prompt: x}", "{class_: math/Solver Agent}"), ("{prompt: x}", "{prompt: x, as: Q, as_: R}"),
         ("id: b}", "id: b, unless: {of: a, is_: x}}"), ("id: b}", "id: b, unless: {of: a, is: x, is_: y}}"),
         ("id: b}", "id: b, unless: {of: a, in_: [x]}}"),

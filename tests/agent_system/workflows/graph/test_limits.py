@@ -40,7 +40,8 @@ def problem(text: str) -> str:
     [
         NEVER, "{vote: [a, b]}", "{vote: [a, b], id: v}", f"{NEVER}, {{vote: [a, b]}}",
         f"{{if: {{observation: x}}, do: [{NEVER}], else: [{{vote: [a, b]}}]}}",
-        "{parallel: [{vote: [a, b], id: v}, {vote: [a, b], id: w}]}", LOOP % NEVER, LOOP % (LOOP % "{vote: [a, b]}"),
+        "{parallel: [{vote: [a, b], id: v}, {vote: [a, b], id: w}]}", LOOP % NEVER,
+            LOOP % (LOOP % "{vote: [a, b]}"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(

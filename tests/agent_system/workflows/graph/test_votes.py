@@ -31,7 +31,8 @@ async def played(make_team: Play, steps: str, judge: str = "1", **more: Any) -> 
 @pytest.mark.parametrize(
     ("steps", "reads", "answer"),
     [
-        ("- {loop: 2, do: [{vote: A, n: 2, sees: [], best: J, id: s}]}", ["A: A0 A: A1", "A: A2 A: A3"], "A2"),
+        ("- {loop: 2, do: [{vote: A, n: 2, sees: [], best: J, id: s}]}", ["A: A0 A: A1", "A: A2 A: A3"],
+            "A2"),
         ("- {call: A, id: a}\n- {call: B, id: b}\n- {vote: [b, a], best: J, id: s}", ["B: B0 A: A0"], "B0"),
         ("- {call: C}\n- {call: A, id: a}\n- {call: C}\n- {call: B, id: b}\n- {vote: [a, b], best: J, id: s}",
             ["A: A0 B: B0"], "A0"),
@@ -39,9 +40,11 @@ async def played(make_team: Play, steps: str, judge: str = "1", **more: Any) -> 
             "- {vote: [b, c, a], best: J, id: s}", ["C: C0 A: A0"], "C0"),
         ("- {loop: 2, do: [{call: A, id: a}, {call: B, id: b}, {vote: [b, a], best: J, id: s}]}",
             ["B: B0 A: A0", "B: B1 A: A1"], "B1"),
-        ("- {loop: 2, do: [{call: A, id: a}, {call: B, id: b, unless: {loop: last}}, {vote: [b, a], best: J, id: s}]}",
+        ("- {loop: 2, do: [{call: A, id: a}, {call: B, id: b, unless: {loop: last}}, {vote: [b, a], best: "
+            "J, id: s}]}",
             ["B: B0 A: A0", "B: B0 A: A1"], "B0"),
-        ("- {vote: A, n: 2, id: v}\n- {call: B, id: b}\n- {vote: [b, v], best: J, id: s}", ["B: B0 A: A0"], "B0"),
+        ("- {vote: A, n: 2, id: v}\n- {call: B, id: b}\n- {vote: [b, v], best: J, id: s}", ["B: B0 A: A0"],
+            "B0"),
         ("- {call: A, id: a}\n- {call: B, id: b}\n- {vote: [b, a], id: v}\n- {call: C, id: c}\n"
             "- {vote: [c, v], best: J, id: s}", ["C: C0 B: B0"], "C0"),
         ("- {parallel: [{vote: A, n: 2, best: J, id: v}, [{call: B}, {call: B, id: b}]]}\n"
@@ -50,7 +53,8 @@ async def played(make_team: Play, steps: str, judge: str = "1", **more: Any) -> 
             "- {vote: [c, a], best: J, id: s}", ["C: C0 B: B0"], "C0"),
         ("- {call: A, id: a}\n- {loop: 3, do: [{call: B, id: b}, {vote: [s, b], best: J, id: s}]}",
             ["B: B0", "B: B0 B: B1", "B: B0 B: B2"], "B0"),
-        ("- loop: 2\n  do:\n  - if: {loop: first}\n    do: [{vote: A, n: 2, id: v}]\n    else: [{call: B, id: v}]\n"
+        ("- loop: 2\n  do:\n  - if: {loop: first}\n    do: [{vote: A, n: 2, id: v}]\n    else: [{call: B, "
+            "id: v}]\n"
             "  - {call: C, id: c}\n  - {vote: [v, c], best: J, id: s}", ["A: A0 C: C0", "B: B0 C: C1"], "B0"),
         ("- {call: A, id: a}\n- {spawn: {of: a, agent: B}, id: p}\n- {vote: [p, a], best: J, id: s}",
             ["B: B0 A: A0"], "B0"),
@@ -65,8 +69,10 @@ async def test_a_judge_reads_the_candidates_in_their_order(
 @pytest.mark.parametrize(
     ("candidates", "choice", "place"),
     [
-        ("5 5 2", "2", 2), ("3 1", "1", 1), ("3 1 7", "3", 0), ("3 1 7", "2", 1), ("1 2 3", "2", 1), ("2 1", "1", 1),
-        ("x7 7", "7", 1), ("x7 x7", "7", 0), ("x7 8", "1", 0), ("7 8", "3", 0), ("7 8", "x8", 0), ("8 7 7", "", 1),
+        ("5 5 2", "2", 2), ("3 1", "1", 1), ("3 1 7", "3", 0), ("3 1 7", "2", 1), ("1 2 3", "2", 1),
+        ("2 1", "1", 1),
+        ("x7 7", "7", 1), ("x7 x7", "7", 0), ("x7 8", "1", 0), ("7 8", "3", 0), ("7 8", "x8", 0),
+        ("8 7 7", "", 1),
         ("a b", "b", 1), ("xa b a", "a", 2),
     ],
 )  # fmt: skip
@@ -102,7 +108,10 @@ async def test_a_judge_in_another_branch_is_not_read(make_team: Play) -> None:
 
 
 async def test_branches_inside_branches_read_none_of_the_branches_around(make_team: Play) -> None:
-    steps = "- {parallel: [[{call: A}, {call: A}], [{call: B}, {parallel: [[{call: C}, {call: C, id: s}], {call: B}]}]]}\n"
+    steps = (
+        "- {parallel: [[{call: A}, {call: A}], [{call: B}, {parallel: [[{call: C}, {call: C, id: s}], "
+        "{call: B}]}]]}\n"
+    )
     result = await play(make_team, team(steps))
     assert read(result)["C1"] == "B: B0 C: C0"
 
@@ -134,15 +143,21 @@ THREE += "- {spawn: {of: a, agent: A}, id: p}\n"
         ("{vote: [a, v], id: s}", "approved", "action, valid, votes, share"),
         ("{vote: [k, v], id: s}", "approved", None), ("{vote: [k, k2], id: s}", "anything", None),
         ("{vote: [k, v], id: s}", "anything", "action, valid, approved, parsed, votes, share"),
-        ("{vote: [p, a], id: s}", "children", "action, valid, votes, share"), ("{vote: [p, p2], id: s}", "children", None),
+        ("{vote: [p, a], id: s}", "children", "action, valid, votes, share"),
+        ("{vote: [p, p2], id: s}", "children", None),
         ("{vote: [u, v], id: s}", "approved", None), ("{vote: [u, v], id: s}", "language", "votes, share"),
-        ("{if: {of: a, is: x}, do: [{call: V, id: s}], else: [{call: A, id: s}]}", "approved", "action, valid"),
+        ("{if: {of: a, is: x}, do: [{call: V, id: s}], else: [{call: A, id: s}]}", "approved",
+            "action, valid"),
         ("{if: {of: a, is: x}, do: [{call: V, id: s}], else: [{call: V, id: s}]}", "approved", None),
-        ("{if: {of: a, is: x}, do: [{call: V, id: s}], else: [{call: V, id: s}]}", "aproved", "approved, parsed"),
-        ("{if: {of: a, is: x}, do: [{call: W, id: s}], else: [{call: V, id: s}]}", "language", "action, valid"),
-        ("{if: {of: a, is: x}, do: [{call: K, id: s}], else: [{call: V, id: s}]}", "language", "approved, parsed"),
+        ("{if: {of: a, is: x}, do: [{call: V, id: s}], else: [{call: V, id: s}]}", "aproved",
+            "approved, parsed"),
+        ("{if: {of: a, is: x}, do: [{call: W, id: s}], else: [{call: V, id: s}]}", "language",
+            "action, valid"),
+        ("{if: {of: a, is: x}, do: [{call: K, id: s}], else: [{call: V, id: s}]}", "language",
+            "approved, parsed"),
         ("{loop: 2, do: [{call: V, id: t}, {vote: [s, t], id: s}]}", "approved", None),
-        ("{loop: 2, do: [{call: V, id: t}, {vote: [s, t], id: s}]}", "aproved", "approved, parsed, votes, share"),
+        ("{loop: 2, do: [{call: V, id: t}, {vote: [s, t], id: s}]}", "aproved",
+            "approved, parsed, votes, share"),
     ],
 )  # fmt: skip
 def test_a_field_that_a_result_may_lack_is_refused(source: str, field: str, fields: str | None) -> None:
