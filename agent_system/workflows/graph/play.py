@@ -249,8 +249,8 @@ class _Compiler:
         agent_id = step.vote if isinstance(step.vote, str) else ""
         labels = [_numbered(context.step, number) for number in range(step.n or 0)]
 
-        async def one_call(own: CallContext, state: TurnState) -> bool:
-            state.results[CANDIDATE] = await state.call(agent_id, own)
+        async def one_call(call_context: CallContext, state: TurnState) -> bool:
+            state.results[CANDIDATE] = await state.call(agent_id, call_context)
             return False
 
         calls = [partial(one_call, replace(context, step=label)) for label in labels]

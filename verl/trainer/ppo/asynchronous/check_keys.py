@@ -124,7 +124,10 @@ def _check_small_batches(config: RunConfig, plan: RunPlan) -> None:
         raise ConfigError(
             f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"
         )
-    where = f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of different sizes, but"
+    where = (
+        f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of "
+        "different sizes, but"
+    )
     for algorithm in (config.algorithm, *(agent.algorithm for agent in plan.trained)):
         compares = ESTIMATORS.traits(algorithm.adv_estimator).grouped and not set(
             group_fields(algorithm)
