@@ -53,14 +53,6 @@ def env_workers(config: RunConfig) -> Iterator[EnvWorkers | None]:
     # the workers, which most runs do not have
     from agent_system.env_workers import EnvWorkers
 
-    workers = EnvWorkers(EnvRegistry.get(config.env.env_name), config.env.workers.num, _starter(config))
-    try:
-        yield workers
-    finally:
-        workers.close()
-
-
-def _starter(config: RunConfig) -> Callable[[], Transport]:
     keys = config.env.workers
     source = EnvSource(
         name=config.env.env_name,
@@ -71,12 +63,22 @@ def _starter(config: RunConfig) -> Callable[[], Transport]:
         memory_bytes=None if keys.memory_gib is None else int(keys.memory_gib * 2**30),
         workers=keys.num,
     )
+    start = _starter(source, keys.cpus, on_ray=config.trainer.controller != "local")
+    workers = EnvWorkers(EnvRegistry.get(config.env.env_name), keys.num, start)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def _starter(source: EnvSource, cpus: float, *, on_ray: bool) -> Callable[[], Transport]:
+    """Return the function that starts a worker, a Ray actor with so many CPUs or a process."""
     payload = pickle.dumps(source)
     environment = {"PYTHONPATH": import_path()}
-    if config.trainer.controller == "local":
+    if not on_ray:
         from agent_system.env_workers import ProcessWorker
 
         return lambda: ProcessWorker(payload, environment)
     from agent_system.env_workers.ray_actor import RayWorker
 
-    return lambda: RayWorker(payload, keys.cpus, environment)
+    return lambda: RayWorker(payload, cpus, environment)

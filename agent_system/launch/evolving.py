@@ -95,21 +95,6 @@ def run_config(arguments: Sequence[str]) -> RunConfig:
     return config
 
 
-def search_inputs_header(config: RunConfig, settings: EvolveSettings, plan: RunPlan) -> dict[str, Any]:
-    """Return what a search depends on, without tasks and teams: keys that are not at their default,
-    and hashes of the models.
-    """
-    changed = {
-        name: value_at(config, name)
-        for name, key in keys(RunConfig).items()
-        if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
-    }
-    files = ("start", "parts")
-    own_keys = {name: value for name, value in asdict(settings).items() if name not in files}
-    weights = {group.wg_id: model_fingerprint(group.model_path) for group in plan.groups}
-    return {"evolve": own_keys, "keys": changed, "weights": weights}
-
-
 def tasks_hash(tasks: Sequence[Task]) -> str:
     """Return a hash of tasks."""
     digest = hashlib.sha256()
@@ -240,8 +225,7 @@ def _plan_of(config: RunConfig) -> RunPlan:
     if adapted:
         raise ConfigError(
             f"model.lora_adapter_path of {', '.join(adapted)}: verl-mas evolve serves whole models; "
-            f"merge the "
-            "adapter into the model (verl-mas export)"
+            "merge the adapter into the model (verl-mas export)"
         )
     return serving_plan(RunPlan.of(config, placement), Engines(name="", slots=None))
 
@@ -276,19 +260,6 @@ class SearchDisplay:
         self._progress.update(self._task, completed=search.generation, left=left)
 
 
-@contextmanager
-def _engines(config: RunConfig, plan: RunPlan) -> Iterator[Mapping[str, Any]]:
-    """Start the engines of a plan; yield their clients."""
-    with ExitStack() as started:
-        controller = build_controller(config)
-        started.callback(controller.shutdown)
-        team = serving_team(config, plan, controller, Engines(name="", slots=None))
-        started.callback(team.shutdown)
-        team.start()
-        team.init_model(1)
-        yield team.engines.clients
-
-
 def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
     """Search with the keys of a command line, and return the path of the report.
 
@@ -316,80 +287,132 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
     check_untrained(config.agent, config.trainer, config.actor_rollout_ref, plan)
     device = resolve_device(config.trainer.device)
     check_vllm(plan, device)
-    tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     folder = run_dir_of(config.trainer) / "evolve"
     with writing(folder):
         (folder / "teams").mkdir(parents=True, exist_ok=True)
-        return _search(settings, config, plan, tokenizers, start, parts, folder)
+        return EngineSearch(settings, config, plan, start, parts, folder).run()
 
 
-def _search(
-    settings: EvolveSettings,
-    config: RunConfig,
-    plan: RunPlan,
-    tokenizers: Mapping[str, Any],
-    start: Sequence[Team],
-    parts: Sequence[Team],
-    folder: Path,
-) -> Path:
-    memory = ReplayMemory(folder / "replies.jsonl")
-    unserved = EngineTeams(config, plan, tokenizers, dict.fromkeys(tokenizers), memory, folder / "teams")
-    measures = [m for team in start for m in prompt_measures(unserved.collector(team))]
-    tokenizer = next(iter(tokenizers.values()), None)
-    train, val = _tasks(config, tokenizer, measures)
-    header = search_inputs_header(config, settings, plan)
-    header |= {"start": [team.key() for team in start], "parts": [team.key() for team in parts]}
-    header |= {"tasks": tasks_hash(train), "held_out": tasks_hash(val), "seed": config.data.seed}
-    ledger = SearchLedger(folder, header, memory)
-    try:
+@dataclass(frozen=True)
+class EngineSearch:
+    """A search with the engines and the environment of a run.
+
+    Attributes:
+        settings: keys under `evolve`.
+        config, plan: of the run.
+        start, parts: files that are played at first, and those that edits take parts from.
+        folder: has all files of the search.
+    """
+
+    settings: EvolveSettings
+    config: RunConfig
+    plan: RunPlan
+    start: Sequence[Team]
+    parts: Sequence[Team]
+    folder: Path
+
+    def run(self) -> Path:
+        """Search, and return the path of the report. Raises one of `USER_ERRORS`."""
+        settings, config, plan, folder = self.settings, self.config, self.plan, self.folder
+        tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
+        memory = ReplayMemory(folder / "replies.jsonl")
+        unserved = EngineTeams(config, plan, tokenizers, dict.fromkeys(tokenizers), memory, folder / "teams")
+        measures = [m for team in self.start for m in prompt_measures(unserved.collector(team))]
+        train, val = self._tasks(next(iter(tokenizers.values()), None), measures)
+        ledger = SearchLedger(folder, self._header(train, val), memory)
+        try:
+            with ExitStack() as started:
+                start_sandbox(config)
+                started.callback(close_shared)
+                check_endpoints(config.reward, plan)
+                display = started.enter_context(SearchDisplay(settings, Console()))
+                if ledger.resumed:
+                    display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
+                if len(train) < settings.tasks + settings.confirm:
+                    display.say(
+                        f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: "
+                        "the finalists play some of them a second time, with other seeds"
+                    )
+                clients = started.enter_context(self._engines())
+                workers = started.enter_context(env_workers(config))
+                teams = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", workers)
+                player = TeamPlayer(teams.collector, train, val, memory, settings.score, config.data.seed)
+                search = TeamSearch(self._inputs(teams, player, train, val, display), ledger)
+                asyncio.run(search.run())
+                path = write_report(search, folder, wilson_interval)
+                _say_result(search, display, path)
+                return path
+        finally:
+            ledger.close()
+
+    def _inputs(
+        self,
+        teams: EngineTeams,
+        player: TeamPlayer,
+        train: Sequence[Task],
+        val: Sequence[Task],
+        display: SearchDisplay,
+    ) -> SearchInputs:
+        settings = self.settings
+        tools = list(self.config.agent.orchestra["graph"].get("tools") or {})
+        files = [*self.start, *self.parts]
+        return SearchInputs(
+            settings,
+            self.config.data.seed,
+            self.start,
+            Parts.of(files, settings.max_calls, tools),
+            player,
+            num_val=len(val),
+            votes=any(b.val_sampling.temperature > 0 for b in teams.bindings().values()),
+            ask=None if settings.proposer is None else teams.proposer(settings.proposer),
+            tasks=TaskTexts.of([task.prompt for task in (*train, *val)], files),
+            say=display.say,
+            on_batch=display.on_batch,
+        )
+
+    def _tasks(self, tokenizer: Any, measures: Sequence[Any]) -> tuple[list[Task], list[Task]]:
+        """Return the tasks of the search, and those that are held out. Raise DatasetError."""
+        config = self.config
+        config.trainer.val_only = False
+        train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, measures)
+        if train is None or not len(train):
+            raise ConfigError("data.train_files has no tasks for the search")
+        read = [[dataset[i] for i in range(len(dataset))] for dataset in (train, val) if dataset is not None]
+        return read[0], read[1] if val is not None else []
+
+    def _header(self, train: Sequence[Task], val: Sequence[Task]) -> dict[str, Any]:
+        """Return what the search depends on: keys that are not at their default, and hashes of
+        models, tasks and teams.
+        """
+        config = self.config
+        changed = {
+            name: value_at(config, name)
+            for name, key in keys(RunConfig).items()
+            if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
+        }
+        files = ("start", "parts")
+        return {
+            "evolve": {name: value for name, value in asdict(self.settings).items() if name not in files},
+            "keys": changed,
+            "weights": {group.wg_id: model_fingerprint(group.model_path) for group in self.plan.groups},
+            "start": [team.key() for team in self.start],
+            "parts": [team.key() for team in self.parts],
+            "tasks": tasks_hash(train),
+            "held_out": tasks_hash(val),
+            "seed": config.data.seed,
+        }
+
+    @contextmanager
+    def _engines(self) -> Iterator[Mapping[str, Any]]:
+        """Start the engines; yield their clients."""
         with ExitStack() as started:
-            start_sandbox(config)
-            started.callback(close_shared)
-            check_endpoints(config.reward, plan)
-            display = started.enter_context(SearchDisplay(settings, Console()))
-            if ledger.resumed:
-                display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
-            if len(train) < settings.tasks + settings.confirm:
-                display.say(
-                    f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: "
-                    f"the finalists "
-                    "play some of them a second time, with other seeds"
-                )
-            clients = started.enter_context(_engines(config, plan))
-            workers = started.enter_context(env_workers(config))
-            teams = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", workers)
-            player = TeamPlayer(teams.collector, train, val, memory, settings.score, config.data.seed)
-            tools = list(config.agent.orchestra["graph"].get("tools") or {})
-            inputs = SearchInputs(
-                settings,
-                config.data.seed,
-                start,
-                Parts.of([*start, *parts], settings.max_calls, tools),
-                player,
-                num_val=len(val),
-                votes=any(b.val_sampling.temperature > 0 for b in teams.bindings().values()),
-                ask=None if settings.proposer is None else teams.proposer(settings.proposer),
-                tasks=TaskTexts.of([task.prompt for task in (*train, *val)], [*start, *parts]),
-                say=display.say,
-                on_batch=display.on_batch,
-            )
-            search = TeamSearch(inputs, ledger)
-            asyncio.run(search.run())
-            path = write_report(search, folder, wilson_interval)
-            _say_result(search, display, path)
-            return path
-    finally:
-        ledger.close()
-
-
-def _tasks(config: RunConfig, tokenizer: Any, measures: Sequence[Any]) -> tuple[list[Task], list[Task]]:
-    """Return the tasks of the search, and those that are held out. Raise DatasetError."""
-    config.trainer.val_only = False
-    train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, measures)
-    if train is None or not len(train):
-        raise ConfigError("data.train_files has no tasks for the search")
-    read = [[dataset[i] for i in range(len(dataset))] for dataset in (train, val) if dataset is not None]
-    return read[0], read[1] if val is not None else []
+            controller = build_controller(self.config)
+            started.callback(controller.shutdown)
+            team = serving_team(self.config, self.plan, controller, Engines(name="", slots=None))
+            started.callback(team.shutdown)
+            team.start()
+            team.init_model(1)
+            yield team.engines.clients
 
 
 def _say_result(search: TeamSearch, display: SearchDisplay, path: Path) -> None:

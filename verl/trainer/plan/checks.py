@@ -97,7 +97,7 @@ def resolve(config: RunConfig) -> RunPlan:
     if plan.repeats:
         from verl.trainer.plan.repeats import check_repeats  # of rollout.repeat_calls alone
 
-        check_repeats(config, plan)
+        check_repeats(config.async_training.mode, config.env.rollout.n, plan)
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     # The defaults contradict no other key.
     if config.async_training != AsyncTrainingConfig():

@@ -71,14 +71,15 @@ class Scope:
     own_keys: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: RunConfig, plan: RunPlan, agent: AgentPlan | ApiPlan) -> Scope:
+    def of(cls, run: Scope, agent: AgentPlan | ApiPlan) -> Scope:
         """Return the scope of an agent of the plan."""
         names = {f"{MODEL}{name}" for name in agent.own_keys}
-        mine = replace(config, actor_rollout_ref=agent.config)
+        mine = replace(run.config, actor_rollout_ref=agent.config)
         if isinstance(agent, AgentPlan) and not agent.frozen:
+            own_names = leaves(own_keys(run.config.algorithm, agent.agent_id))
             mine = replace(mine, algorithm=agent.algorithm)
-            names |= {f"{ALGORITHM}{name}" for name in leaves(own_keys(config.algorithm, agent.agent_id))}
-        return cls(mine, plan, agent, frozenset(names))
+            names |= {f"{ALGORITHM}{name}" for name in own_names}
+        return cls(mine, run.plan, agent, frozenset(names))
 
     def reads(self, key: str) -> bool:
         """Return whether this agent reads a key: without training, those of serving or requests."""
@@ -178,34 +179,37 @@ def check_effect(config: RunConfig, plan: RunPlan) -> None:
 
     Raises IneffectiveKeyError naming the key, its value and the conditions it needs.
     """
-    scopes = scopes_of(config, plan)
-    common = (refused for key in changed(config) for refused in unmet_by_all(key, config, plan, scopes))
-    for key, scope, condition in chain(common, *(_own_without_effect(config, scope) for scope in scopes)):
+    run = Scope(config, plan)
+    scopes = scopes_of(run)
+    common = (refused for key in changed(run) for refused in unmet_by_all(key, run, scopes))
+    for key, scope, condition in chain(common, *(_own_without_effect(run, scope) for scope in scopes)):
         from verl.trainer.plan.ineffective_keys import refusal  # of invalid settings alone
 
-        raise refusal(config, key, scope.config, scope.agent, key.name in scope.own_keys, condition)
+        is_own = key.name in scope.own_keys
+        value = value_at(scope.config, key.name)
+        raise refusal(key, value, scope.agent, is_own, config.algorithm.per_agent, condition)
 
 
-def _own_without_effect(config: RunConfig, scope: Scope) -> Iterator[Unmet]:
+def _own_without_effect(run: Scope, scope: Scope) -> Iterator[Unmet]:
     """Yield the conditions that do not hold of the own values of the agent of a scope."""
     for name, key in keys(RunConfig).items():
         if name not in scope.own_keys or not key.effect or not scope.reads(name):
             continue
         value = value_at(scope.config, name)
-        unset = [key.default if name.startswith(MODEL) else value_at(config, name)]
+        unset = [key.default if name.startswith(MODEL) else value_at(run.config, name)]
         unset += [value_at(scope.config, key.like)] if key.like else []
         if value not in unset and not _followed(name, value, [scope]):
             yield from ((key, scope, condition) for condition in unmet(key, scope))
 
 
-def scopes_of(config: RunConfig, plan: RunPlan) -> list[Scope]:
-    """Return the scopes of all agents."""
-    agents: list[AgentPlan | ApiPlan] = [*plan.agents, *plan.api]
-    return [Scope.of(config, plan, agent) for agent in agents]
+def scopes_of(run: Scope) -> list[Scope]:
+    """Return the scopes of all agents of a run."""
+    return [Scope.of(run, agent) for agent in run.plan.everyone]
 
 
-def changed(config: RunConfig) -> list[Key]:
+def changed(run: Scope) -> list[Key]:
     """Return the keys with conditions that have neither the default nor the value they follow."""
+    config = run.config
     return [
         key
         for name, key in keys(RunConfig).items()
@@ -214,12 +218,11 @@ def changed(config: RunConfig) -> list[Key]:
     ]
 
 
-def unmet_by_all(key: Key, config: RunConfig, plan: RunPlan, scopes: Sequence[Scope]) -> Iterator[Unmet]:
+def unmet_by_all(key: Key, run: Scope, scopes: Sequence[Scope]) -> Iterator[Unmet]:
     """Yield the conditions of a common value that do not hold, of a key that is read for each agent
     those of the agent that needs fewest; nothing if the value has an effect.
     """
-    value = value_at(config, key.name)
-    run = Scope(config, plan)
+    value = value_at(run.config, key.name)
     readers = [scope for scope in scopes if scope.reads(key.name)] if _is_per_agent(key.name) else [run]
     sharing = [scope for scope in readers if key.name not in scope.own_keys]
     # a critic follows the keys of the run

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.names import ACTOR, ALGORITHM, GROUP_KEYS, MODEL, NO_OWN_VALUE
 from verl.trainer.config.spec import IneffectiveKeyError, Key
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
 from verl.trainer.plan.registry import ESTIMATORS, POLICY_LOSSES
-from verl.utils.names import slug, value_at
+from verl.utils.names import slug
 
 
 def refusal(
-    config: RunConfig,
     key: Key,
-    values: RunConfig,
+    value: Any,
     agent: AgentPlacement | ApiPlacement | None,
     is_own: bool,
+    per_agent: Mapping[str, Any],
     condition: str,
 ) -> IneffectiveKeyError:
     """Return the error for a value without effect.
 
     Args:
-        config: values of the run.
         key: the key.
-        values: values of the agent, or of the run.
+        value: its value for the agent, or the run.
         agent: the agent; None: the run.
         is_own: the value is the own one of the agent.
+        per_agent: `algorithm.per_agent` of the run.
         condition: a condition of the key that does not hold there.
     """
     name = key.name
     needed = condition_text(condition, name)
-    value = "***" if key.secret else value_at(values, name)
+    value = "***" if key.secret else value
     if agent is None:
         return IneffectiveKeyError(f"{name}={value} has no effect; it needs {needed}")
     if name.startswith(MODEL):
@@ -42,7 +43,6 @@ def refusal(
         return IneffectiveKeyError(
             f"{shown_name}={value} has no effect for agent '{agent.agent_id}'; it needs {needed}"
         )
-    per_agent = config.algorithm.per_agent
     if is_own:
         section = next(n for n in per_agent if n in (agent.agent_id, slug(agent.agent_id)))
         agent_key = name.replace(ALGORITHM, f"{ALGORITHM}per_agent.{section}.", 1)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.run import RunPlan
 from verl.utils.names import slug
 
 
-def check_repeats(config: RunConfig, plan: RunPlan) -> None:
+def check_repeats(mode: str, n: int, plan: RunPlan) -> None:
     """Raise ConfigError for a number of episodes that does not divide a group, and for settings
     under which a shared reply would not have the mean reward of its episodes.
+
+    Args:
+        mode: `async_training.mode`.
+        n: `env.rollout.n`, the episodes of a group.
+        plan: of the run.
     """
-    n = config.env.rollout.n
-    mode = config.async_training.mode
     if mode != "sync":
         raise ConfigError(
             f"rollout.repeat_calls needs async_training.mode=sync, not {mode}: a reply is shared by "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import keys
-from verl.trainer.plan.effects import changed, scopes_of, unmet_by_all
+from verl.trainer.plan.effects import Scope, changed, scopes_of, unmet_by_all
 from verl.trainer.plan.run import RunPlan
 
 
@@ -13,10 +13,11 @@ def without_effect(config: RunConfig, plan: RunPlan) -> list[str]:
     their values are: without the keys that they follow, which may be among them, these would be
     changes.
     """
-    scopes = scopes_of(config, plan)
-    names = {key.name for key in changed(config)}
+    run = Scope(config, plan)
+    scopes = scopes_of(run)
+    names = {key.name for key in changed(run)}
     return sorted(
         name
         for name, key in keys(RunConfig).items()
-        if (name in names or key.like) and any(unmet_by_all(key, config, plan, scopes))
+        if (name in names or key.like) and any(unmet_by_all(key, run, scopes))
     )

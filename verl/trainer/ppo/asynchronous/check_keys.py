@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from verl.trainer.config.algorithm import TASK_FIELDS, AlgorithmConfig
 from verl.trainer.config.reward import RewardConfig
-from verl.trainer.config.run import AsyncTrainingConfig, RunConfig
+from verl.trainer.config.run import AsyncTrainingConfig, DataConfig, RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agents import group_fields
 from verl.trainer.plan.learners import PolicyPlan
@@ -62,7 +62,8 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
         _check_lead(settings, policies)
         _check_filter(config.algorithm, config.reward)
     if settings.batch_timeout_s:
-        _check_small_batches(config, plan)
+        _check_small_batches(settings, config.data, [config.algorithm, *(a.algorithm for a in plan.trained)])
+        _check_whole_batch_keys(settings, config.algorithm, config.reward)
     _warn_of_updates(settings, policies)
 
 
@@ -117,34 +118,52 @@ def _warn_of_updates(settings: AsyncTrainingConfig, policies: Mapping[str, Polic
         )
 
 
-def _check_small_batches(config: RunConfig, plan: RunPlan) -> None:
-    least = config.async_training.least_batch_size
-    batch = config.data.train_batch_size
+def _small_batches(settings: AsyncTrainingConfig) -> str:
+    """Return the beginning of messages about batches of different sizes."""
+    return (
+        f"async_training.batch_timeout_s={settings.batch_timeout_s:g} trains on batches of different "
+        "sizes, but"
+    )
+
+
+def _check_small_batches(
+    settings: AsyncTrainingConfig, data: DataConfig, algorithms: Sequence[AlgorithmConfig]
+) -> None:
+    """Raise ConfigError for a least size above that of a batch, and for an estimator that compares
+    all rows of a batch.
+    """
+    least = settings.least_batch_size
+    batch = data.train_batch_size
     if least > batch:
         raise ConfigError(
             f"async_training.least_batch_size={least} is more than data.train_batch_size={batch}; lower it"
         )
-    where = (
-        f"async_training.batch_timeout_s={config.async_training.batch_timeout_s:g} trains on batches of "
-        "different sizes, but"
-    )
-    for algorithm in (config.algorithm, *(agent.algorithm for agent in plan.trained)):
-        compares = ESTIMATORS.traits(algorithm.adv_estimator).grouped and not set(
-            group_fields(algorithm)
-        ) & set(TASK_FIELDS)
-        if ESTIMATORS.traits(algorithm.adv_estimator).whole_batch or compares:
+    for algorithm in algorithms:
+        traits = ESTIMATORS.traits(algorithm.adv_estimator)
+        compares = traits.grouped and not set(group_fields(algorithm)) & set(TASK_FIELDS)
+        if traits.whole_batch or compares:
             what = (
                 f"group_by={group_fields(algorithm)} compares tasks"
                 if compares
                 else f"adv_estimator={algorithm.adv_estimator} scales advantages"
             )
             raise ConfigError(
-                f"{where} algorithm.{what} of a whole batch; use an estimator that compares the "
-                "episodes of a task, such as grpo with group_by=[uid], or leave batch_timeout_s out"
+                f"{_small_batches(settings)} algorithm.{what} of a whole batch; use an estimator that "
+                "compares the episodes of a task, such as grpo with group_by=[uid], or leave "
+                "batch_timeout_s out"
             )
-    beside = {
-        "algorithm.rollout_correction.rollout_is_batch_normalize=true": config.algorithm.rollout_correction.rollout_is_batch_normalize,
-        "reward.propagation.mode=threshold": config.reward.propagation.mode == "threshold",
+
+
+def _check_whole_batch_keys(
+    settings: AsyncTrainingConfig, algorithm: AlgorithmConfig, reward: RewardConfig
+) -> None:
+    """Raise ConfigError for a key whose effect depends on all rows of a batch."""
+    normalizes = algorithm.rollout_correction.rollout_is_batch_normalize
+    conflicts = {
+        "algorithm.rollout_correction.rollout_is_batch_normalize=true": normalizes,
+        "reward.propagation.mode=threshold": reward.propagation.mode == "threshold",
     }
-    for key in (key for key, holds in beside.items() if holds):
-        raise ConfigError(f"{where} {key} depends on the whole batch; leave one of them out")
+    for key in (key for key, holds in conflicts.items() if holds):
+        raise ConfigError(
+            f"{_small_batches(settings)} {key} depends on the whole batch; leave one of them out"
+        )
