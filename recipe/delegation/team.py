@@ -104,8 +104,7 @@ class Library(BaseOrchestra):
         whole = sorted(task_lines(plan.action)) == [f"{word} {n + 1}" for n in range(len(chapters))]
         turn.info |= {"plan/whole": float(whole), "children": float(len(findings))}
         turn.info["counter/right"] = float(count.action == str(findings.count(YES)))
-        if right:
-            turn.info["finder/right"] = sum(right) / len(right)
+        turn.info["finder/right"] = sum(right) / max(len(right), 1)
         return count.action
 
 

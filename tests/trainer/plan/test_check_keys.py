@@ -65,7 +65,7 @@ def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(
         if keys(RunConfig)[name].type == dict[str, dict[str, Any]]
         else "file:name"
         if name.endswith("functions")
-        else "1"
+        else str(keys(RunConfig)[name].ge or 1)
     )
     for override in (
         f"{name}={{one: {value}, two: {value}}}",
