@@ -59,11 +59,14 @@ class CollectResult:
             there is none.
         episodes: all episodes in the order of tasks, failed ones included.
         metrics: see `collect_metrics`.
+        unshared: with `rollout.repeat_calls`, the episodes whose replies have no mean of several
+            episodes yet, which `Collector.join` needs; else None.
     """
 
     batch: DataProto | None
     episodes: list[EpisodeRecord]
     metrics: dict[str, float]
+    unshared: list[EpisodeRecord] | None = None
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,9 @@ class Collector:
         with DaemonExecutor(settings.env_threads) as threads:
 
             def start(spec: EpisodeSpec) -> Episode:
-                orchestra = self.orchestra.of_group(stable_seed(settings.seed, "group", spec.env_uid))
+                # a validation compares weights, so each of its tasks has the same team in all
+                group = spec.task.task_id if spec.validate else spec.env_uid
+                orchestra = self.orchestra.of_group(stable_seed(settings.seed, "group", group))
                 episode = Episode(spec, orchestra, self.runtimes, self._env(spec, threads), settings)
                 episode.sampler = partial(sampled_call, episode)
                 # a validation, and an episode that is a baseline, show what the team does without a
@@ -411,7 +416,9 @@ class Collector:
         """Return several training collections as one: rows and episodes in their order, rewards and
         metrics computed over all.
         """
-        joined = self._result([e for result in results for e in result.episodes], self.settings)
+        # A mean that is taken again would weigh the first of equal replies twice.
+        episodes = [e for r in results for e in (r.episodes if r.unshared is None else r.unshared)]
+        joined = self._result(episodes, self.settings)
         counts = Counter[str]()
         for result in results:
             counts.update(
@@ -423,9 +430,11 @@ class Collector:
         records, metrics = assign_rewards(
             episodes, settings.reward, settings.invalid_action_penalty, settings.tree_returns
         )
+        unshared = None
         if settings.repeat_calls:
             from agent_system.reward.repeats import share_rewards  # of this key alone
 
+            unshared = records
             records = share_rewards(records, settings.repeat_calls)
         prompts = None
         if settings.joint_prompt_length:
@@ -448,7 +457,7 @@ class Collector:
             token_rewards=settings.reward.granularity == "token",
             reward_terms=settings.reward_terms,
         )
-        return CollectResult(batch, records, metrics)
+        return CollectResult(batch, records, metrics, unshared)
 
     def _warn_of_shared_state(self) -> None:
         """Warn once of each agent that the first episodes have changed although all episodes share

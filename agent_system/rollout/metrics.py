@@ -151,7 +151,8 @@ def _reward_terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.reward_terms.items():
             values[f"reward/{name}"].append(value)
-        for sample in episode.samples:
+        # a reply that episodes share counts once, with the mean of its terms
+        for sample in (s for s in episode.samples if not s.identity.repeated):
             for name, value in sample.reward_terms.items():
                 values[f"reward/{name}"].append(value)
                 values[f"agent/{slug(sample.agent_id)}/reward/{name}"].append(value)

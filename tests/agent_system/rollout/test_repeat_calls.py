@@ -18,12 +18,14 @@ from agent_system import Task
 from agent_system.reward.repeats import share_rewards
 from agent_system.rollout import CollectResult
 from agent_system.rollout.batch import build_batch
+from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.shared_replies import SharedReplies
 from agent_system.testing import scripted_team
 from agent_system.workflows.math import MathEnv
 from verl.protocol import DataProto
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
-from verl.trainer.config import RunConfig
+from verl.trainer.config import RewardConfig, RunConfig
+from verl.trainer.config.reward import CustomRewardFunctionConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
@@ -115,6 +117,30 @@ async def test_a_shared_reply_counts_once_in_the_means_of_its_agent(play: Callab
     assert metrics["agent/planner/reward/std"] == pytest.approx(np.std([s.rewards.reward for s in firsts]))
     lengths = [s.response_tokens for s in firsts]
     assert metrics["agent/planner/response_length/mean"] == pytest.approx(np.mean(lengths))
+
+
+async def test_collections_that_are_joined_have_the_mean_of_what_arrived_once(tmp_path: Path) -> None:
+    """A local reward of the shared reply, which differs between its episodes."""
+    (tmp_path / "team.yaml").write_text(FILE)
+    kwargs = {"price": 0.01, "agent": "Planner", "free": ["Planner"]}
+    priced = CustomRewardFunctionConfig("agent_system.workflows.design.reward", "priced", kwargs)
+    team = scripted_team(
+        "graph",
+        {"Planner": by_seed, "Writer": lambda _, request: "8 " * (10 + request.seed % 90) + "7"},
+        env_name="math",
+        options={"file": str(tmp_path / "team.yaml")},
+        repeat_calls={"Planner": 4},
+        reward=RewardConfig(custom_reward_function=priced),
+    )
+    results = [await team.collect([task], 4, step=1, attempt=i) for i, task in enumerate(TASKS)]
+    means = [
+        -0.01 * float(np.mean([e.samples[1].response_tokens for e in result.episodes])) for result in results
+    ]
+    joined = team.join(results)
+    assert joined.batch is not None
+    columns = joined.batch.non_tensor_batch
+    rows = [i for i, name in enumerate(columns["agent_id"]) if name == "Planner"]
+    assert [columns["local_reward"][i] for i in rows] == pytest.approx(means)
 
 
 async def test_an_engine_samples_a_shared_reply_once_and_need_not_repeat_it(play: Callable[..., Any]) -> None:
@@ -249,6 +275,8 @@ async def test_rewards_of_tokens_and_terms_are_averaged_too(play: Callable[..., 
     first, second = (e.samples[0] for e in share_rewards(pair, ["Planner"]))
     assert first.rewards.token_rewards == (2.0,) * tokens and first.reward_terms == {"x": 2.0}
     assert second.rewards.token_rewards == (3.0,) * tokens and second.identity.repeated
+    metrics = collect_metrics(share_rewards(pair, ["Planner"]), ["Planner"])
+    assert metrics["agent/planner/reward/x/mean"] == 2.0 and metrics["agent/planner/reward/x/std"] == 0.0
     batch = build_batch(share_rewards(pair, ["Planner"]), token_rewards=True)
     assert isinstance(batch, DataProto) and len(batch) == 1
     assert json.loads(json.dumps(second.to_json()))["repeated"] is True

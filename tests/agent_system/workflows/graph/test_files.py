@@ -57,6 +57,15 @@ async def test_a_group_plays_one_file_and_all_files_are_played(make_files: Calla
     ]
 
 
+async def test_validations_of_all_steps_play_the_same_files(make_files: Callable[..., Collector]) -> None:
+    tasks = [Task(f"t{i}", "6 x 7?", "demo", "42") for i in range(12)]
+    team = make_files(ONE, TWO)
+    results = [await team.collect(tasks, 1, step=step, validate=True) for step in (0, 10)]
+    designs = [[e.samples[0].identity.design for e in result.episodes] for result in results]
+    assert designs[0] == designs[1]
+    assert len(set(designs[0])) == 2
+
+
 async def test_rows_are_grouped_by_design(make_files: Callable[..., Collector]) -> None:
     batch = (await make_files(ONE, TWO).collect(TASKS, 2, step=1)).batch
     assert isinstance(batch, DataProto)
