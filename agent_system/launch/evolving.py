@@ -65,6 +65,8 @@ from verl.utils.names import value_at
 
 logger = logging.getLogger(__name__)
 PREFIX = "evolve."
+# Keys under `evolve` that end a search.
+LIMITS = ("budget_tokens", "generations")
 # Sections whose keys change what a search finds.
 INPUTS = ("data.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout.", "agent.", "env.", "reward.",
           "rollout.", "sandbox.")  # fmt: skip
@@ -382,7 +384,8 @@ class EngineSearch:
 
     def _header(self, train: Sequence[Task], val: Sequence[Task]) -> dict[str, Any]:
         """Return what the search depends on: keys that are not at their default, and hashes of
-        models, tasks and teams.
+        models, tasks and teams. `LIMITS` end a search but change nothing before, so they may be
+        raised later.
         """
         config = self.config
         changed = {
@@ -390,9 +393,9 @@ class EngineSearch:
             for name, key in keys(RunConfig).items()
             if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
         }
-        files = ("start", "parts")
+        left_out = ("start", "parts", *LIMITS)
         return {
-            "evolve": {name: value for name, value in asdict(self.settings).items() if name not in files},
+            "evolve": {name: value for name, value in asdict(self.settings).items() if name not in left_out},
             "keys": changed,
             "weights": {group.wg_id: model_fingerprint(group.model_path) for group in self.plan.groups},
             "start": [team.key() for team in self.start],
