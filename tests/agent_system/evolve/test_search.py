@@ -201,7 +201,9 @@ async def test_a_search_goes_on_with_a_larger_budget_as_if_it_had_it_at_first(
     assert len(lines(again)) > len(paid)
 
 
-async def test_a_search_that_is_killed_where_it_goes_on_ends_as_the_whole_one(make_search: MakeSearch) -> None:
+async def test_a_search_that_is_killed_where_it_goes_on_ends_as_the_whole_one(
+    make_search: MakeSearch,
+) -> None:
     class Dying(ScriptedPlayer):
         async def play(
             self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
