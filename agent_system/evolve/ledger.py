@@ -155,8 +155,8 @@ def _other_event(path: Path, line: Mapping[str, Any], request: Mapping[str, Any]
     text = f"{path}: has {json.dumps(line)[:200]} where the search has {json.dumps(request)[:200]}; "
     if request["event"] in LAST_EVENTS and line["event"] not in LAST_EVENTS:
         return text + (
-            "it has played more than evolve.generations and evolve.budget_tokens allow, set them to what they "
-            "were or more"
+            "it has played more than evolve.generations and evolve.budget_tokens allow, set them to what "
+            "they were or more"
         )
     return text + "it is of another version, use another folder"
 

@@ -385,8 +385,8 @@ class EngineSearch:
 
     def _header(self, train: Sequence[Task], val: Sequence[Task]) -> dict[str, Any]:
         """Return what the search depends on: keys that are not at their default, the device, and
-        hashes of models, tasks, teams and of other files that keys name. `LIMITS` end a search but change nothing before, so they may be
-        raised later.
+        hashes of models, tasks, teams and other files that keys name. It has no `LIMITS`, which
+        end a search and may be raised later.
         """
         config = self.config
         changed = {

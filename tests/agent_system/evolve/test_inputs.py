@@ -45,8 +45,8 @@ def test_files_that_keys_name_count_by_their_content(tmp_path: Path, monkeypatch
 
 
 def header(config: RunConfig, **settings: Any) -> dict[str, Any]:
-    team = Team.parse(ALONE)
-    search = EngineSearch(EvolveSettings(**settings), config, SimpleNamespace(groups=[]), [team], [], Path())  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(groups=[])
+    search = EngineSearch(EvolveSettings(**settings), config, plan, [Team.parse(ALONE)], [], Path())
     return search._header([], [])
 
 
