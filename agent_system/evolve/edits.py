@@ -7,6 +7,7 @@ invalid team exists.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ from agent_system.workflows.graph.team import Team
 from verl.utils.names import did_you_mean
 
 MAX_EDITS = 3
+# Lists of a text that are read.
+MOST_LISTS = 100
+_LIST = re.compile(r"\[\s*\{")
+_JSON = json.JSONDecoder()
 _PATH = re.compile(r"([A-Za-z_]+)|\[([0-9]{1,4})\]")
 Value = dict[str, Any]
 
@@ -40,6 +45,8 @@ class Parts:
         conditions: all conditions of the files.
         sentences: sentences of their prompts without fields.
         max_calls, tools: arguments of `Team.parse`.
+        run_agents: names of the run's agents, which a new agent of a file may not have: it would
+            be served as that one is.
     """
 
     agents: Mapping[str, Value]
@@ -49,9 +56,16 @@ class Parts:
     sentences: Sequence[str] = ()
     max_calls: int = 32
     tools: Collection[str] = ()
+    run_agents: Collection[str] = ()
 
     @classmethod
-    def of(cls, teams: Sequence[Team], max_calls: int = 32, tools: Collection[str] = ()) -> Parts:
+    def of(
+        cls,
+        teams: Sequence[Team],
+        max_calls: int = 32,
+        tools: Collection[str] = (),
+        run_agents: Collection[str] = (),
+    ) -> Parts:
         """Return the parts of teams."""
         agents: dict[str, Value] = {}
         prompts: dict[str, list[str]] = {}
@@ -76,6 +90,7 @@ class Parts:
             list(dict.fromkeys(s.strip() for s in found_sentences)),
             max_calls,
             tools,
+            run_agents,
         )
 
     def team(self, value: Value, name: str = "team") -> Team:
@@ -548,7 +563,7 @@ class SplitEdit(TeamEdit):
         old = step[kind]
         if not isinstance(old, str):
             raise EditRefused("it is a vote of steps")
-        if self.name in value["agents"] or self.name in parts.agents:
+        if self.name in (*value["agents"], *parts.agents, *parts.run_agents):
             raise EditRefused(f"there is an agent {self.name!r}")
         role = parts_agent(value["agents"], old).get("as", old)
         value["agents"][self.name] = {"like": old, "as": role, "prompt": self.prompt}
@@ -623,16 +638,36 @@ EDITS: TypeAdapter[list[AnyEdit]] = TypeAdapter(
 
 
 def read_edits(text: str) -> list[AnyEdit]:
-    """Return the edits of a JSON list, the last one in a text. Raise EditRefused for another text."""
-    begin = text.find("[")
-    end = text.rfind("]")
-    if begin < 0 or len(text) > 64_000:
+    """Return the edits of the last JSON list of a text, behind whatever it says in brackets before.
+    Raise EditRefused for another text.
+    """
+    if "[" not in text or len(text) > 64_000:
         raise EditRefused("expected a JSON list of edits")
+    begin, end = _last_list(text)
     try:
-        return EDITS.validate_json(text[begin : end + 1])
+        return EDITS.validate_json(text[begin:end])
     except (ValidationError, ValueError) as error:
         text = _first(error) if isinstance(error, ValidationError) else str(error)
         raise EditRefused(f"edits: {text}") from error
+
+
+def _last_list(text: str) -> tuple[int, int]:
+    """Return where the last list of objects of a text begins and ends; without one, the places of
+    its first and last bracket.
+    """
+    last = (text.find("["), text.rfind("]") + 1)
+    end = 0
+    for _ in range(MOST_LISTS):  # each that does not end costs the rest of the text
+        match = _LIST.search(text, end)
+        if match is None:
+            break
+        try:
+            _, end = _JSON.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            end = match.end()
+        else:
+            last = (match.start(), end)
+    return last
 
 
 def _first(error: ValidationError) -> str:

@@ -212,7 +212,7 @@ class EditDraw:
         prompt = self._new_prompt(names[0]) if names else None
         if place is None or prompt is None:
             return None
-        name = new_name(f"{names[0]} ", {*self.value["agents"], *self.parts.agents})
+        name = new_name(f"{names[0]} ", {*self.value["agents"], *self.parts.agents, *self.parts.run_agents})
         return SplitEdit(at=place[0], name=name, prompt=prompt)
 
     def _merge(self) -> TeamEdit:
@@ -285,12 +285,22 @@ def words(text: str) -> list[str]:
 
 
 def sequences(texts: Collection[str]) -> set[tuple[str, ...]]:
-    """Return all `SAME_WORDS` words in a row of texts."""
-    found_rows = set()
+    """Return all rows of 1 to `SAME_WORDS` words of texts."""
+    rows = set()
     for text in texts:
         row = words(text)
-        found_rows.update(tuple(row[i : i + SAME_WORDS]) for i in range(len(row) - SAME_WORDS + 1))
-    return found_rows
+        for size in range(1, SAME_WORDS + 1):
+            rows.update(tuple(row[i : i + size]) for i in range(len(row) - size + 1))
+    return rows
+
+
+def task_rows(tasks: Collection[str]) -> set[tuple[str, ...]]:
+    """Return all `SAME_WORDS` words in a row of tasks, and all words of those that have fewer."""
+    rows = set()
+    for text in tasks:
+        row = words(text)
+        rows.update(tuple(row[i : i + SAME_WORDS]) for i in range(max(len(row) - SAME_WORDS, 0) + 1))
+    return rows - {()}
 
 
 @dataclass(frozen=True)
@@ -298,7 +308,7 @@ class TaskTexts:
     """The texts of tasks, which a team may not repeat.
 
     Attributes:
-        rows: `sequences` of the tasks without those of the files that a search begins with.
+        rows: `task_rows` without the words of the files that a search begins with.
     """
 
     rows: set[tuple[str, ...]] = field(default_factory=set)
@@ -306,13 +316,16 @@ class TaskTexts:
     @classmethod
     def of(cls, tasks: Sequence[str], teams: Sequence[Team]) -> TaskTexts:
         """Return the texts of tasks, but for what files of a user say themselves."""
-        return cls(sequences(tasks) - sequences([t for team in teams for t in texts_in(team.source.value)]))
+        return cls(task_rows(tasks) - sequences([t for team in teams for t in texts_in(team.source.value)]))
 
     def check(self, team: Team) -> None:
-        """Raise EditRefused for a team that has five words in a row of a task."""
+        """Raise EditRefused for a team that has `SAME_WORDS` words in a row of a task, or all words
+        of a shorter one.
+        """
         for text in texts_in(team.source.value):
-            if self.rows & sequences([text]):
-                raise EditRefused(f"a text repeats {SAME_WORDS} words in a row of a task")
+            for row in self.rows & sequences([text]):
+                what = f"{SAME_WORDS} words in a row" if len(row) == SAME_WORDS else "all words"
+                raise EditRefused(f"a text repeats {what} of a task")
 
 
 def texts_in(value: Any) -> list[str]:

@@ -42,15 +42,32 @@ class ReplayMemory:
         self._versions: set[int] = set()
 
     def load(self, size: int) -> None:
-        """Read the first `size` bytes of the file, and cut it there."""
+        """Read the first `size` bytes of the file in place of what is in memory, and cut it there.
+
+        Raises AgentSystemError, before the file is changed, if it has less, or other content.
+        """
+        self._kept.clear()
+        self._versions.clear()
         if self._path is None:
             return
+        content = self._path.read_bytes() if self._path.exists() else b""
+        fix = "restore the file, or set trainer.experiment_name to another one"
+        if len(content) < size:
+            raise AgentSystemError(
+                f"{self._path}: has {len(content)} of the {size} bytes of replies that the ledger beside it "
+                f"counts, so the search cannot go on; {fix}"
+            )
+        for number, line in enumerate(content[:size].splitlines(), 1):
+            try:
+                key, fields = json.loads(line)
+                replies = [_reply(*reply) for reply in fields]
+            except (TypeError, ValueError) as error:
+                raise AgentSystemError(f"{self._path}: line {number} has no replies; {fix}") from error
+            self._keep(key, replies)
+            self._versions.update(reply.version for reply in replies)
         with open(self._path, "ab") as file:
             file.truncate(size)
         self._size = size
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            key, replies = json.loads(line)
-            self._keep(key, [_reply(*reply) for reply in replies])
 
     async def reply(self, key: str, request: Awaitable[list[Generation]]) -> list[Generation]:
         """Return the kept replies of a request, or those that an engine gives; one that is made

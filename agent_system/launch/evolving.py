@@ -21,6 +21,7 @@ from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import TeamPlayer
+from agent_system.evolve.inputs import named_files
 from agent_system.evolve.ledger import SearchLedger
 from agent_system.evolve.propose import TaskTexts, structure
 from agent_system.evolve.replay import ReplayClient, ReplayMemory
@@ -65,6 +66,8 @@ from verl.utils.names import value_at
 
 logger = logging.getLogger(__name__)
 PREFIX = "evolve."
+# Keys under `evolve` that end a search.
+LIMITS = ("budget_tokens", "generations")
 # Sections whose keys change what a search finds.
 INPUTS = ("data.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout.", "agent.", "env.", "reward.",
           "rollout.", "sandbox.")  # fmt: skip
@@ -360,7 +363,7 @@ class EngineSearch:
             settings,
             self.config.data.seed,
             self.start,
-            Parts.of(files, settings.max_calls, tools),
+            Parts.of(files, settings.max_calls, tools, self.config.agent.agent_ids),
             player,
             num_val=len(val),
             votes=any(b.val_sampling.temperature > 0 for b in teams.bindings().values()),
@@ -381,8 +384,9 @@ class EngineSearch:
         return read[0], read[1] if val is not None else []
 
     def _header(self, train: Sequence[Task], val: Sequence[Task]) -> dict[str, Any]:
-        """Return what the search depends on: keys that are not at their default, and hashes of
-        models, tasks and teams.
+        """Return what the search depends on: keys that are not at their default, the device, and
+        hashes of models, tasks, teams and other files that keys name. It has no `LIMITS`, which
+        end a search and may be raised later.
         """
         config = self.config
         changed = {
@@ -390,10 +394,15 @@ class EngineSearch:
             for name, key in keys(RunConfig).items()
             if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
         }
-        files = ("start", "parts")
+        left_out = ("start", "parts", *LIMITS)
+        graph = config.agent.orchestra["graph"]
+        # the start file counts by its key
+        options = {name: value for name, value in graph.items() if name != "file"}
         return {
-            "evolve": {name: value for name, value in asdict(self.settings).items() if name not in files},
+            "evolve": {name: value for name, value in asdict(self.settings).items() if name not in left_out},
             "keys": changed,
+            "device": resolve_device(config.trainer.device),
+            "files": named_files(changed | {"agent.orchestra": options}),
             "weights": {group.wg_id: model_fingerprint(group.model_path) for group in self.plan.groups},
             "start": [team.key() for team in self.start],
             "parts": [team.key() for team in self.parts],

@@ -83,8 +83,13 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(
         "held_out",
         "chosen",
     }
+    content = (folder / "ledger.jsonl").read_bytes()
     status, _, error = ended(tmp_path / "whole", forked_python, *inputs, "evolve.budget_tokens=70000")
-    assert status == 1 and "has evolve.budget_tokens=60000, this one 70000" in error
+    assert status == 0, error
+    assert (folder / "ledger.jsonl").read_bytes() == content, "its generations had ended it"
+    others = [text for text in inputs if not text.startswith("evolve.children")]
+    status, _, error = ended(tmp_path / "whole", forked_python, *others, "evolve.children=3")
+    assert status == 1 and "has evolve.children=2, this one 3" in error
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """A team in one form for all files that make the same calls, for `Team.key`.
 
 What does not count: comments and the form of the text, names of steps, names of agents that no
-prompt shows, defaults that are written out, `like`, ids and defaults that nothing uses, and the
-order of lists that are sets.
+prompt shows, defaults that are written out, `like`, ids and defaults that nothing uses, `sees` of
+an agent whose prompt has no `{team_context}`, and the order of lists that are sets.
 """
 
 from __future__ import annotations
@@ -126,23 +126,32 @@ class _Form:
         self._referred.update(names)
         return [_Name(name) for name in names]
 
-    def _sees(self, names: Sequence[str] | None) -> list[_Name] | None:
-        return None if names is None else self._refer(names)
+    def _sees(self, names: Sequence[str] | None, agent: str) -> list[_Name] | None:
+        return None if names is None or not self._quotes(agent) else self._refer(names)
+
+    def _quotes(self, agent: str) -> bool:
+        """Return whether the prompt of an agent may show earlier replies: a class may."""
+        spec = self._specs[agent]
+        shown_text = f"{spec.prompt or ''} {spec.system or ''}"
+        # its delegates are called with what it sees
+        return spec.class_ is not None or bool(delegates(spec)) or "team_context" in shown_text
 
     def _step(self, step: AnyStep) -> Any:
         match step:
             case CallStep():
                 fields = {"call": self._agent(step.call), "unless": self._condition(step.unless)}
-                return {**fields, "sees": self._sees(step.sees), "id": self._id(step.id)}
+                return {**fields, "sees": self._sees(step.sees, step.call), "id": self._id(step.id)}
             case VoteStep():
                 vote = step.vote
                 voters = [self._agent(vote), step.n] if isinstance(vote, str) else self._refer(vote)
                 best = None if step.best is None else self._agent(step.best)
-                return {"vote": voters, "best": best, "sees": self._sees(step.sees), "id": self._id(step.id)}
+                # who chooses reads the votes
+                sees = self._sees(step.sees, vote) if isinstance(vote, str) else None
+                return {"vote": voters, "best": best, "sees": sees, "id": self._id(step.id)}
             case SpawnStep():
                 keys = step.spawn
                 tasks = [*self._refer([keys.of]), self._agent(keys.agent), keys.max, keys.depth]
-                return {"spawn": tasks, "sees": self._sees(step.sees), "id": self._id(step.id)}
+                return {"spawn": tasks, "sees": self._sees(step.sees, keys.agent), "id": self._id(step.id)}
             case LoopStep():
                 return {"loop": step.loop, "do": self.steps(step.do)}
             case IfStep():

@@ -60,7 +60,6 @@ def edited(team: Team, parts: Parts, **fields: Any) -> dict[str, Any]:
             ["code"],
         ),
         ({"op": "who", "at": "do[0]", "who": "Filer"}, [{"call": "Filer", "id": "code"}], ["code"]),
-        ({"op": "see", "at": "do[0]", "sees": []}, [{"call": "Solver", "id": "code", "sees": []}], ["code"]),
         (
             {
                 "op": "insert",
@@ -125,6 +124,8 @@ def test_edits_of_agents(parts: Parts) -> None:
     assert edited(team, parts, op="prompt", at="Solver", text="{env_prompt}")["agents"]["Solver"][
         "prompt"
     ] == ("{env_prompt}")
+    seen = edited(team, parts, op="see", at="do[1]", sees=[])
+    assert seen["do"][1] == {"call": "Judge", "id": "v", "sees": []}
     with_tool = edited(team, parts, op="tool", at="Solver", tool="calculator")
     assert with_tool["agents"]["Solver"]["tools"] == ["calculator"]
     assert edited(team, parts, op="memory", at="team", memory="none")["memory"] == "none"
@@ -150,6 +151,7 @@ def refused(team: Team, parts: Parts, **fields: Any) -> str:
         ({"op": "who", "at": "do[0]", "who": "Solver"}, "it changes nothing"),
         ({"op": "loop", "at": "do[0]", "n": 50}, "more than max_calls=32"),
         ({"op": "see", "at": "do[0]", "sees": ["nobody"]}, "no step 'nobody'"),
+        ({"op": "see", "at": "do[0]", "sees": []}, "it changes nothing"),
         ({"op": "prompt", "at": "Solver", "text": "{env_prompt.__class__}"}, "is no plain name"),
         ({"op": "tool", "at": "Solver", "tool": "os.system"}, "no tool 'os.system'"),
         ({"op": "swap", "at": "do[0]", "step": {"call": "Solver", "x": 1}}, "no such field"),
@@ -193,6 +195,40 @@ def test_edits_are_read_from_the_text_around_them_and_written_as_they_were(start
     edits = read_edits('I would say:\n```json\n[{"op": "vote", "at": "do[0]", "n": 3}]\n```')
     again = EDITS.validate_python(dump(edits))
     assert apply_all(again, start, parts).key() == apply_all(edits, start, parts).key()
+
+
+VOTE = '[{"op": "vote", "at": "do[0]", "n": 3}]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"I looked at episode [2]. {VOTE}", f"{VOTE} as in [2], [a]",
+     f'[{{"op": "drop", "at": "do[0]"}}] or {VOTE}', f"[{{ no list ] {VOTE}", "[2] " + VOTE.replace("[{", "[\n {")],
+)  # fmt: skip
+def test_the_last_list_of_a_reply_is_read(text: str) -> None:
+    assert read_edits(text) == read_edits(VOTE)
+
+
+def test_lists_inside_an_edit_are_no_lists_of_edits() -> None:
+    step = {"loop": 2, "do": [{"call": "Solver"}]}
+    (edit,) = read_edits(f"[1] {json.dumps([{'op': 'insert', 'at': 'do[0]', 'step': step}])}")
+    assert dump([edit])[0]["step"] == step
+
+
+@pytest.mark.parametrize("text", ['[{"a":' * 10_000, "[{" * 32_000, '[{"a":1},' * 7_000])
+def test_many_lists_that_do_not_end_take_no_time(text: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(EditRefused):
+        read_edits(text)
+    assert time.monotonic() - before < 1
+
+
+def test_a_new_agent_has_no_name_of_an_agent_of_the_run(start: Team) -> None:
+    parts = Parts.of([start], run_agents=["Solver", "Proposer"])
+    team = apply_all(read_edits('[{"op": "call", "at": "do[0]", "who": "Solver"}]'), start, parts)
+    split = {"op": "split", "at": "do[0]", "prompt": "Think. {env_prompt}"}
+    assert refused(team, parts, **split, name="Proposer") == "there is an agent 'Proposer'"
+    assert "Solver 2" in edited(team, parts, **split, name="Solver 2")["agents"]
 
 
 def test_names_of_steps_and_the_form_of_the_text_make_no_other_team(start: Team, parts: Parts) -> None:

@@ -158,7 +158,7 @@ def _report(search: TeamSearch) -> str:
     return report(search, lambda mean, count, confidence: (mean, mean))
 
 
-@pytest.mark.parametrize("reply", ["I do not know", vote(3) * 2, "[" * 1000])
+@pytest.mark.parametrize("reply", ["I do not know", vote(3)[:-1], "[" * 1000])
 async def test_three_invalid_replies_in_a_row_end_a_generation(
     tmp_path: Path, tokenizer: Any, reply: str
 ) -> None:
@@ -195,6 +195,21 @@ def test_a_text_with_five_words_in_a_row_of_a_task_is_refused() -> None:
     edited_team(reply("Say a code of the very rare kind: {env_prompt}"), start, parts, tasks)
     said_by_user = TaskTexts.of(["Code: {env_prompt} one two three"], [start])
     assert not [row for row in said_by_user.rows if row[:2] == ("code", "env_prompt") and len(row) == 2]
+
+
+def test_a_task_of_fewer_words_is_compared_as_a_whole() -> None:
+    start = Team.parse(ALONE)
+    parts = Parts.of([start])
+    tasks = TaskTexts.of(["item 17: code?", "  ...", "Code:", ""], [start])
+
+    def reply(text: str) -> str:
+        return json.dumps([{"op": "prompt", "at": "Solver", "text": text}])
+
+    for text in ("For Item 17, code is F. {env_prompt}", "{env_prompt} (item 17 code)"):
+        with pytest.raises(EditRefused, match="a text repeats all words of a task"):
+            edited_team(reply(text), start, parts, tasks)
+    for text in ("Code of item 17: {env_prompt}", "item 7: code {env_prompt}", "Code: code {env_prompt}"):
+        edited_team(reply(text), start, parts, tasks)
 
 
 def test_the_form_of_a_reply_is_a_json_schema_of_the_edits() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_system.errors import AgentSystemError
+from agent_system.evolve.ledger import LedgerError, SearchLedger
 from agent_system.evolve.replay import ReplayClient, ReplayMemory
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 
@@ -88,6 +90,46 @@ async def test_replies_of_other_weights_are_an_error() -> None:
     engine.version = 1
     with pytest.raises(AgentSystemError, match="weights changed during the search"):
         await client.generate(request(2))
+
+
+async def test_replies_of_other_weights_than_those_before_a_restart_are_an_error(tmp_path: Path) -> None:
+    engine, memory = Engine(), ReplayMemory(tmp_path / "replies.jsonl")
+    await ReplayClient(engine, "wg", memory).generate(request(1))
+    again = ReplayMemory(tmp_path / "replies.jsonl")
+    again.load(memory.commit())
+    engine.version = 1
+    with pytest.raises(AgentSystemError, match=r"weights changed during the search \(versions \[0, 1\]\)"):
+        await ReplayClient(engine, "wg", again).generate(request(2))
+
+
+@pytest.mark.parametrize("how", ["deleted", "torn", "zeros"])
+async def test_replies_that_are_gone_are_named_and_nothing_is_written(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "replies.jsonl"
+    memory = ReplayMemory(path)
+    ledger = SearchLedger(tmp_path, {}, memory)
+
+    async def work() -> dict[str, Any]:
+        await ReplayClient(Engine(), "wg", memory).generate(request(1))
+        return {}
+
+    await ledger.event({"event": "play"}, work)
+    ledger.close()
+    content = path.read_bytes()
+    said = rf"replies\.jsonl: has [0-9]+ of the {len(content)} bytes .*restore the file, or set trainer\."
+    if how == "deleted":
+        path.unlink()
+    elif how == "torn":
+        path.write_bytes(content[:20])
+    else:
+        path.write_bytes(bytes(len(content)))
+        said = "line 1 has no replies; restore the file"
+    before = [file.read_bytes() for file in sorted(tmp_path.iterdir())]
+    with pytest.raises(LedgerError, match=said) as caught:
+        SearchLedger(tmp_path, {}, ReplayMemory(path))
+    assert "\n" not in str(caught.value)
+    assert [file.read_bytes() for file in sorted(tmp_path.iterdir())] == before
+    path.write_bytes(content)
+    SearchLedger(tmp_path, {}, ReplayMemory(path)).close()
 
 
 async def test_a_failed_request_is_not_kept() -> None:

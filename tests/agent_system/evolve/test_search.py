@@ -22,6 +22,7 @@ from agent_system.evolve.archive import (
 )
 from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import Batch, PlayedEpisode
+from agent_system.evolve.ledger import LedgerError
 from agent_system.evolve.report import report
 from agent_system.evolve.search import FINALISTS, TeamSearch
 from agent_system.workflows.graph.team import Team
@@ -161,6 +162,76 @@ async def test_a_budget_for_less_than_three_generations_is_an_error(make_search:
         await make_search(budget_tokens=300).run()
     enough = int(str(caught.value).split("needs 3: ")[1].split()[0])
     await make_search("enough", budget_tokens=enough).run()
+
+
+def content_of(search: TeamSearch) -> list[bytes]:
+    search.ledger.close()
+    return [(search.ledger.folder / name).read_bytes() for name in ("ledger.jsonl", "replies.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("before", "then"),
+    [
+        ({"generations": 6, "budget_tokens": 300}, {"generations": 6, "budget_tokens": 6000}),
+        ({"generations": 40, "budget_tokens": 4000}, {"generations": 40, "budget_tokens": 6000}),
+        ({"generations": 40, "budget_tokens": 4000, "num_val": 16, "confirm": 0},
+         {"generations": 40, "budget_tokens": 6000, "num_val": 16, "confirm": 0}),
+        ({"generations": 3}, {"generations": 5}),
+        ({"generations": 3, "num_val": 32}, {"generations": 4, "num_val": 32}),
+    ],
+)  # fmt: skip
+async def test_a_search_goes_on_with_a_larger_budget_as_if_it_had_it_at_first(
+    make_search: MakeSearch, before: dict[str, Any], then: dict[str, Any]
+) -> None:
+    search = make_search(**before)
+    if before.get("budget_tokens") == 300:
+        with pytest.raises(AgentSystemError, match="a search needs 3"):
+            await search.run()
+    else:
+        await search.run()
+    paid = [line for line in lines(search) if line["event"] in ("play", "proposal")]
+    search.ledger.close()
+    player = ScriptedPlayer(1)
+    again = make_search(player=player, **then)
+    await again.run()
+    whole = make_search("whole", **then)
+    await whole.run()
+    assert content_of(again) == content_of(whole)
+    assert [line for line in lines(again) if line["event"] in ("play", "proposal")][: len(paid)] == paid
+    assert len(lines(again)) > len(paid)
+
+
+async def test_a_search_that_is_killed_where_it_goes_on_ends_as_the_whole_one(
+    make_search: MakeSearch,
+) -> None:
+    class Dying(ScriptedPlayer):
+        async def play(
+            self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False
+        ) -> Batch:
+            raise EngineGoneError("gone")
+
+    whole = make_search("whole", generations=5)
+    await whole.run()
+    search = make_search()
+    await search.run()
+    search.ledger.close()
+    search = make_search(player=Dying(1), generations=5)
+    with pytest.raises(EngineGoneError):
+        await search.run()
+    search.ledger.close()
+    search = make_search(generations=5)
+    await search.run()
+    assert content_of(search) == content_of(whole)
+
+
+async def test_a_smaller_budget_removes_no_line(make_search: MakeSearch) -> None:
+    search = make_search(generations=5)
+    await search.run()
+    content = content_of(search)
+    search = make_search(generations=3)
+    with pytest.raises(LedgerError, match=r"more than evolve\.generations and evolve\.budget_tokens allow"):
+        await search.run()
+    assert content_of(search) == content
 
 
 def candidate(

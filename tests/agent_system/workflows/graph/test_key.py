@@ -85,6 +85,9 @@ SAME = {
     "the quote's defaults": changed('"{text}"', '"{text}", separator: "", empty: "", last: null'),
     "own name for the environment": changed("prompt: 'a", "as: A, prompt: 'a"),
     "own memory of none": changed("prompt: 'a", "memory: none, prompt: 'a"),
+    "sees of a prompt that shows no reply": changed("id: d, unless", "id: d, sees: [a], unless"),
+    "sees of votes whose prompts show no reply": changed("best: D", "best: D, sees: []"),
+    "sees of children whose prompts show no reply": changed("agent: F}", "agent: F}, sees: [a]"),
     "rounds": changed("variables", "max_rounds: 4, variables"),
     "rounds without tools": changed("prompt: 'a", "max_rounds: 7, prompt: 'a"),
     "no system": changed("prompt: 'a",
@@ -98,6 +101,7 @@ OTHER = {
     "sees: []": changed("id: a}", "id: a, sees: []}"),
     "sees": changed("sees: [a, b]", "sees: [a]"),
     "sees of all": changed(", sees: [a, b]", ""),
+    "sees of a system message": changed("prompt: 'd'", "prompt: 'd', system: '{team_context}'"),
     "unless": changed("id: a}", "id: a, unless: {observation: x}}"),
     "a default": (STEPS.replace("- {vote: [a, b], id: v}\n", ""), "{of: [d], default: x}", "", AGENTS),
     "another default": (STEPS.replace("- {vote: [a, b], id: v}\n", ""), "{of: [d], default: y}", "", AGENTS),
@@ -156,6 +160,19 @@ def test_teams_that_make_other_calls_have_other_keys() -> None:
     keys = {"the team": key(*TEAM), **{name: key(*team) for name, team in OTHER.items()}}
     equal = [pair for pair in itertools.combinations(keys, 2) if keys[pair[0]] == keys[pair[1]]]
     assert not equal
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["prompt: 'd {team_context}'", "prompt: d, system: 'd {team_context}'", "class: math/Solver Agent",
+     "like: A", "prompt: d, tools: [{delegate: A}]"],
+)  # fmt: skip
+def test_sees_counts_where_a_prompt_shows_earlier_replies(fields: str) -> None:
+    agents = AGENTS | {"D": fields if "class" in fields else f"{fields}, {QUOTE}"}
+    steps = "- {call: A, id: a}\n- {call: D, id: d}\n"
+    narrow = steps.replace("id: d", "id: d, sees: []")
+    agents = {name: agents[name] for name in ("A", "D")}
+    assert key(steps, "d", "", agents) != key(narrow, "d", "", agents)
 
 
 SHOWN = {
