@@ -4,12 +4,12 @@ beside a search that plays every new file on 256 tasks and believes these scores
     python benchmarks/evolve.py
 
 Both searches make edits from the Solver alone, with the roles of the world as parts. `episodes_share`:
-episodes of the search over those of the other one. `regret`: utility (score less the price of tokens) of the
-best team that is known, of hand-written ones and of those that any search chose, less that of the chosen one.
-`optimism`: utility with which the file was chosen less its true one. `calls_share`: replies that an engine
-would generate over all replies, the rest is replayed. All are means over searches; true utilities are of
-`--truth` plays of held-out tasks, which no search plays. The last line is JSON: `{"episodes_share", "regret", "optimism", "calls_share"}`; the
-numbers of the other search stand above it.
+episodes of the search over those of the other one. `regret`: utility (score less the price of tokens) of
+the best team that is known, of hand-written ones and of those that any search chose, less that of the
+chosen one. `optimism`: utility with which the file was chosen less its true one. `calls_share`: replies
+that an engine would generate over all replies, the rest is replayed. All are means over searches; true
+utilities are of `--truth` plays of held-out tasks, which no search plays. The last line is JSON:
+`{"episodes_share", "regret", "optimism", "calls_share"}`; the numbers of the other search stand above it.
 """
 
 from __future__ import annotations

@@ -243,8 +243,8 @@ class TeamSearch:
                 f"the finalists; a search needs {FEWEST_GENERATIONS}: {needed} or more"
             )
         self.inputs.say(
-            f"the budget of {settings.budget_tokens} tokens buys at most {bought} generations, "
-            "the files of which are as large as the start file; larger ones cost more"
+            f"the budget of {settings.budget_tokens} tokens buys at most {bought} generations of "
+            "files as large as the start file; larger ones cost more"
         )
 
     async def _children(self) -> list[TeamCandidate]:
