@@ -142,11 +142,11 @@ def _budget(search: TeamSearch) -> list[str]:
     budget = search.settings.budget_tokens
     if budget is None:
         return []
-    spent = search.counts.spent
+    tokens = search.counts.spent
     count = search.too_expensive
     left_out = f"; {count} finalists did not fit in it and played no fresh tasks" if count else ""
     return [
-        f"- budget: {spent:,} of {budget:,} tokens ({spent / budget:.0%}); the tasks that are held out "
+        f"- budget: {tokens:,} of {budget:,} tokens ({tokens / budget:.0%}); the tasks that are held out "
         f"do not count for it{left_out}"
     ]
 

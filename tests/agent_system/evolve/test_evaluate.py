@@ -133,11 +133,11 @@ async def test_start_files_whose_episodes_all_fail_are_an_error_with_the_cause(
 
 
 async def test_an_engine_that_is_gone_is_an_error_of_the_player(make_player: MakePlayer) -> None:
-    def gone(prompt: str, request: Any) -> str:
+    def no_reply(prompt: str, request: Any) -> str:
         raise EngineGoneError("gone")
 
     with pytest.raises(EngineGoneError):
-        await make_player(reply=gone).play([ALONE], 0, 4)
+        await make_player(reply=no_reply).play([ALONE], 0, 4)
 
 
 @pytest.mark.parametrize("value", [-0.25, 1.5, 10.0, float("nan")])

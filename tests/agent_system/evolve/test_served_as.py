@@ -52,11 +52,11 @@ def test_an_agent_of_an_edit_is_served_as_the_one_that_it_is_like(
     bindings: dict[str, AgentBinding] = {}
     build = Collector.__init__
 
-    def watched(collector: Collector, orchestra: Any, of_team: Any, env: Any, bound: Any, *rest: Any) -> None:
-        bindings.update(bound)
-        build(collector, orchestra, of_team, env, bound, *rest)
+    def init(collector: Collector, orchestra: Any, of_team: Any, env: Any, models: Any, *rest: Any) -> None:
+        bindings.update(models)
+        build(collector, orchestra, of_team, env, models, *rest)
 
-    monkeypatch.setattr(Collector, "__init__", watched)
+    monkeypatch.setattr(Collector, "__init__", init)
     config = RunConfig()
     config.env.env_name = "math"
     plan: Any = None
