@@ -4,12 +4,12 @@ beside a search that plays every new file on 256 tasks and believes these scores
     python benchmarks/evolve.py
 
 Both searches make edits from the Solver alone, with the roles of the world as parts. `episodes_share`:
-episodes of the search over those of the other one. `regret`: utility (score less the price of tokens) of the
-best team that is known, of hand-written ones and of those that any search chose, less that of the chosen one.
-`optimism`: utility with which the file was chosen less its true one. `calls_share`: replies that an engine
-would generate over all replies, the rest is replayed. All are means over searches; true utilities are of
-`--truth` other tasks. The last line is JSON: `{"episodes_share", "regret", "optimism", "calls_share"}`; the
-numbers of the other search stand above it.
+episodes of the search over those of the other one. `regret`: utility (score less the price of tokens) of
+the best team that is known, of hand-written ones and of those that any search chose, less that of the
+chosen one. `optimism`: utility with which the file was chosen less its true one. `calls_share`: replies
+that an engine would generate over all replies, the rest is replayed. All are means over searches; true
+utilities are of `--truth` plays of held-out tasks, which no search plays. The last line is JSON:
+`{"episodes_share", "regret", "optimism", "calls_share"}`; the numbers of the other search stand above it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ from benchmarks.shared.short import parse_args
 
 logger = logging.getLogger("evolve")
 FIXED = 256
-# Tasks that no search plays: its stream ends long before.
-FRESH = 100_000
 HAND_WRITTEN = [(tries, 1) for tries in (3, 5, 7, 9, 12)]
 
 
@@ -85,8 +83,8 @@ def run_search(seed: int, settings: EvolveSettings, limit: float) -> SearchResul
 
 
 def true_utilities(seed: int, teams: list[Team], price: float, tasks: int) -> list[float]:
-    """Return the utility of teams on other tasks."""
-    batch = asyncio.run(ScriptedPlayer(seed).play(teams, FRESH, tasks))
+    """Return the utility of teams on held-out tasks, each played several times with other replies."""
+    batch = asyncio.run(ScriptedPlayer(seed).play(teams, 0, tasks, held_out=True))
     return [mean_score(played) - price * mean_tokens(played) / REPLY_TOKENS for played in batch.episodes]
 
 
@@ -95,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--searches", type=int, default=40)
     parser.add_argument("--first", type=int, default=0, help="seed of the first search")
-    parser.add_argument("--truth", type=int, default=1536, help="tasks on which true utilities are measured")
+    parser.add_argument("--truth", type=int, default=1536, help="plays for a true utility")
     parser.add_argument("--policy", choices=("evolution", "tree"), default="evolution")
     parser.add_argument("--generations", type=int, default=10)
     args = parse_args(parser, searches=2, truth=768)

@@ -21,6 +21,11 @@ from agent_system.workflows.graph.team import Team
 BATCH = 16
 MOST_STORIES = 3
 MOST_TEXT = 400
+# Number of the group of tasks that are held out: those of the stream are epochs, from 0. Rows of both
+# files may have the same id, so with the number of an epoch they would have its seeds.
+HELD_OUT_GROUP = -1
+# By how much a sum of rewards, of several turns for example, may miss 0 or 1.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -99,12 +104,12 @@ class TeamPlayer:
     _collectors: dict[str, Collector] = field(default_factory=dict, init=False)
 
     async def play(self, teams: Sequence[Team], first: int, count: int, *, held_out: bool = False) -> Batch:
-        """See `Player`. Raises AgentSystemError if all episodes failed, and EngineGoneError."""
+        """See `Player`. Raises AgentSystemError for a score that is missing or not from 0 to 1, and
+        EngineGoneError.
+        """
         groups = self._held_out(first, count) if held_out else self._stream(first, count)
         by_team = await asyncio.gather(*(self._records(team, groups) for team in teams))
         records = [record for team_records in by_team for record in team_records]
-        if records and all(record.failed for record in records):
-            raise AgentSystemError(f"all {len(records)} episodes of a batch failed: {records[0].failure}")
         # replies of servers, which are not kept
         remote = [s for r in records for s in r.samples if isinstance(s.generation, RemoteGeneration)]
         prompts = [task.prompt for _, tasks in groups for task in tasks]
@@ -133,7 +138,7 @@ class TeamPlayer:
         return list(groups.items())
 
     def _held_out(self, first: int, count: int) -> list[tuple[int, list[Task]]]:
-        return [(0, list(self.val_tasks[first : first + count]))]
+        return [(HELD_OUT_GROUP, list(self.val_tasks[first : first + count]))]
 
     def _episode(self, record: EpisodeRecord) -> PlayedEpisode:
         tokens = sum(s.response_tokens for s in (*record.samples, *record.unheard))
@@ -144,7 +149,13 @@ class TeamPlayer:
             raise AgentSystemError(
                 f"evolve.score={self.score}: episodes have no such number; numbers: {names}"
             )
-        return PlayedEpisode(min(max(record.scores[self.score], 0.0), 1.0), tokens, critical_tokens(record))
+        score = record.scores[self.score]
+        if not -ROUNDING <= score <= 1.0 + ROUNDING:
+            raise AgentSystemError(
+                f"evolve.score={self.score}: an episode has {score:g}, and a score is from 0 to 1; name "
+                "another number, or change the reward"
+            )
+        return PlayedEpisode(min(max(score, 0.0), 1.0), tokens, critical_tokens(record))
 
     def _stories(self, records: Sequence[EpisodeRecord], prompts: Sequence[str]) -> list[dict[str, Any]]:
         low = [

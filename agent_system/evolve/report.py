@@ -108,8 +108,10 @@ def _front(search: TeamSearch, interval: Interval) -> str:
     others = {c.number: c for c in search.archive.candidates if c.held_out}
     for candidate in [*_reported_front(search), *(c for c in others.values() if c.parent is None)]:
         episodes = final_episodes(candidate)
+        # the score that chose the file from many on the stream is no score on fresh tasks
+        fresh = f"{mean_score(candidate.confirmed):.1%}" if candidate.confirmed else ""
         row = (
-            f"| {candidate.number} | {mean_score(episodes):.1%} | {mean_tokens(episodes):.1f} | "
+            f"| {candidate.number} | {fresh} | {mean_tokens(episodes):.1f} | "
             f"{_held_out(candidate, interval)} |"
         )
         rows += [row] if row not in rows else []
@@ -129,9 +131,24 @@ def _costs(search: TeamSearch) -> str:
         f"were kept ones "
         "(replay)",
     ]
+    lines += _budget(search)
     causes = failures([e for c in search.archive.candidates for e in _all_episodes(c)])
     lines += [f"- failed episodes, which score 0: {n} x {cause}" for cause, n in sorted(causes.items())]
     return "\n".join(lines)
+
+
+def _budget(search: TeamSearch) -> list[str]:
+    """Return a line about the budget, if there is one."""
+    budget = search.settings.budget_tokens
+    if budget is None:
+        return []
+    tokens = search.counts.spent
+    count = search.too_expensive
+    left_out = f"; {count} finalists did not fit in it and played no fresh tasks" if count else ""
+    return [
+        f"- budget: {tokens:,} of {budget:,} tokens ({tokens / budget:.0%}); the tasks that are held out "
+        f"do not count for it{left_out}"
+    ]
 
 
 def _all_episodes(candidate: TeamCandidate) -> Sequence[PlayedEpisode]:

@@ -65,7 +65,7 @@ class TokenCounts:
 
     @property
     def spent(self) -> int:
-        """Tokens that count for the budget."""
+        """Tokens that count for the budget, which held-out play does not."""
         return self.proposals + self.play + self.confirm
 
 
@@ -111,6 +111,7 @@ class TeamSearch:
         chosen: the file that it chose; None before its end.
         generation: number of the last generation that has begun.
         stopped: why it ended before `evolve.generations`; empty if it did not.
+        too_expensive: number of finalists for which the budget was not enough.
     """
 
     def __init__(self, inputs: SearchInputs, ledger: SearchLedger) -> None:
@@ -122,6 +123,7 @@ class TeamSearch:
         self.chosen: TeamCandidate | None = None
         self.generation = 0
         self.stopped = ""
+        self.too_expensive = 0
         self._policy = POLICIES[self.settings.policy]()
         self._stories: dict[str, list[Mapping[str, Any]]] = {}
 
@@ -131,13 +133,11 @@ class TeamSearch:
         Raises AgentSystemError for a search that can find nothing, and the errors of the player.
         """
         await self._begin()
-        while self.generation < self.settings.generations and self.left() > 0:
+        while self.generation < self.settings.generations and not self._is_spent():
             self.generation += 1
             await self._play(await self._children())
             self._say_generation()
-        finalists = self.archive.finalists(FINALISTS)
-        if self.settings.confirm:
-            await self._rounds(finalists, self.settings.tasks, self.settings.confirm, "confirm")
+        finalists = await self._confirm()
         self.chosen = self.archive.best(finalists, final_episodes)
         await self._play_held_out(self.chosen)
         line = {"event": "chosen", "file": self.chosen.key, "finalists": [c.key for c in finalists]}
@@ -148,9 +148,54 @@ class TeamSearch:
         """Return the tokens left for generations: the budget without what the finalists will take."""
         if self.settings.budget_tokens is None:
             return math.inf
-        finalists = self.archive.finalists(FINALISTS) if self.archive.whole else []
-        confirm = sum(self.settings.confirm * mean_tokens(c.episodes) for c in finalists)
-        return self.settings.budget_tokens - self.counts.spent - confirm
+        files = self._ranked_finalists() if self.archive.whole else []
+        return self.settings.budget_tokens - self.counts.spent - sum(map(self._confirm_tokens, files))
+
+    def _is_spent(self) -> bool:
+        """Return whether no tokens are left for generations, which is then why the search stops."""
+        if self.left() > 0:
+            return False
+        self.stopped = "the budget is spent"
+        return True
+
+    def _confirm_tokens(self, candidate: TeamCandidate) -> float:
+        """Return the tokens that a file will take on fresh tasks, without kept replies."""
+        return self.settings.confirm * mean_tokens(candidate.episodes)
+
+    def _ranked_finalists(self) -> list[TeamCandidate]:
+        """Return the finalists that a budget is for: the best one, the first start file, to which
+        it is compared, and the others by their utility.
+        """
+        finalists = self.archive.finalists(FINALISTS)
+        ranked = sorted(finalists, key=lambda c: (-self.archive.search_utility(c), c.number))
+        files = [ranked[0], self.archive.candidates[0], *ranked[1:]]
+        return list({c.number: c for c in files}.values())
+
+    async def _confirm(self) -> list[TeamCandidate]:
+        """Play the finalists on fresh tasks, and return them.
+
+        With a budget they are those of `_ranked_finalists` for which it is enough, the best one and
+        the first start file whatever they cost.
+        """
+        first = self.settings.tasks
+        count = self.settings.confirm
+        budget = self.settings.budget_tokens
+        if budget is None or not count:
+            finalists = self.archive.finalists(FINALISTS)
+            await self._rounds(finalists, first, count, "confirm")
+            return finalists
+        ranked = self._ranked_finalists()
+        always = len({ranked[0].number, 0})
+        await self._rounds(ranked[:always], first, count, "confirm")
+        finalists = ranked[:always]
+        # one by one: most replies of each are kept ones of those before, so more of them fit
+        for candidate in ranked[always:]:
+            if self.counts.spent + self._confirm_tokens(candidate) > budget:
+                break
+            await self._rounds([candidate], first, count, "confirm")
+            finalists.append(candidate)
+        self.too_expensive = len(ranked) - len(finalists)
+        return sorted(finalists, key=lambda c: c.number)
 
     def front(self) -> list[TeamCandidate]:
         """Return the front of score and tokens of the finalists, on the tasks of these."""
@@ -198,9 +243,8 @@ class TeamSearch:
                 f"the finalists; a search needs {FEWEST_GENERATIONS}: {needed} or more"
             )
         self.inputs.say(
-            f"the budget of {settings.budget_tokens} tokens buys about {bought} generations of the "
-            f"size of the "
-            "start file"
+            f"the budget of {settings.budget_tokens} tokens buys at most {bought} generations of "
+            "files as large as the start file; larger ones cost more"
         )
 
     async def _children(self) -> list[TeamCandidate]:
@@ -208,7 +252,7 @@ class TeamSearch:
         children: list[TeamCandidate] = []
         invalid = 0
         for number in range(self.settings.children * INVALID_IN_A_ROW):
-            if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self.left() <= 0:
+            if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self._is_spent():
                 break
             rng = random.Random(stable_seed(self.inputs.seed, "evolve/propose", self.generation, number))
             parent = self._policy.parent(self.archive, rng)
@@ -289,8 +333,7 @@ class TeamSearch:
         for first in range(0, self.settings.tasks, BATCH):
             if not playing:
                 return
-            if self.left() <= 0:
-                self.stopped = "the budget is spent"
+            if self._is_spent():
                 for child in playing:
                     child.state = "unfinished"
                 return

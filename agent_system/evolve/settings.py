@@ -39,7 +39,11 @@ class EvolveSettings:
         0.005, "score that as many tokens cost as an episode of the first start file has", ge=0
     )
     budget_tokens: Optional[int] = key(
-        None, "tokens that engines may generate in the search; null: no limit", ge=1
+        None,
+        "tokens that engines may generate for proposals, training tasks and finalists; those for "
+        "data.val_files do not count; the last batch, and the finalists that are always played (the "
+        "best file and the first start file), may exceed it; null: no limit",
+        ge=1,
     )
     proposer: Optional[str] = key(
         None,

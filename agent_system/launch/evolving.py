@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -116,6 +116,7 @@ class EngineTeams:
         clients: by worker group.
         memory: kept replies.
         folder: has the files of the teams that were played.
+        file_agents: agents of the files that the user names; others are those of edits.
         workers: of `env.workers`.
     """
 
@@ -125,6 +126,7 @@ class EngineTeams:
     clients: Mapping[str, Any]
     memory: ReplayMemory
     folder: Path
+    file_agents: Collection[str]
     workers: Any = None
 
     def bindings(self) -> dict[str, AgentBinding | RemoteBinding]:
@@ -142,8 +144,8 @@ class EngineTeams:
         }
 
     def collector(self, team: Team) -> Collector:
-        """Return the collector of a team. An agent that the run has not is served as the one that it
-        is like. Raises AgentSystemError.
+        """Return the collector of a team. An agent that no file has is served as the one that it is
+        like. Raises AgentSystemError.
         """
         path = self.folder / f"{team.key()}.yaml"
         team.save(path)
@@ -152,7 +154,7 @@ class EngineTeams:
         orchestra = GraphOrchestra(GraphOptions(str(path), max_calls=calls, tools=tools))
         run_bindings = self.bindings()
         bindings = {
-            name: replace(run_bindings[_base(team, name, run_bindings)], agent_id=name)
+            name: replace(run_bindings[_base(team, name, self.file_agents)], agent_id=name)
             for name in team.agents
         }
         env_name = self.config.env.env_name
@@ -207,9 +209,13 @@ class _Proposer(BaseAgent):
     prompt = "{env_prompt}"
 
 
-def _base(team: Team, name: str, agents: Mapping[str, Any]) -> str:
-    """Return the agent of the run that serves an agent of a file."""
-    while name not in agents:
+def _base(team: Team, name: str, file_agents: Collection[str]) -> str:
+    """Return the agent of the run that serves an agent of a team.
+
+    An edit may name a new agent as one of the run that no file has, such as the proposer: it is not
+    served as that one.
+    """
+    while name not in file_agents:
         like = team.spec.agents[name].like
         assert like is not None, "edits add agents that are like others"
         name = like
@@ -319,7 +325,9 @@ class EngineSearch:
         settings, config, plan, folder = self.settings, self.config, self.plan, self.folder
         tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
         memory = ReplayMemory(folder / "replies.jsonl")
-        unserved = EngineTeams(config, plan, tokenizers, dict.fromkeys(tokenizers), memory, folder / "teams")
+        file_agents = {name for team in (*self.start, *self.parts) for name in team.agents}
+        clients: Mapping[str, Any] = dict.fromkeys(tokenizers)
+        unserved = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", file_agents)
         measures = [m for team in self.start for m in prompt_measures(unserved.collector(team))]
         train, val = self._tasks(next(iter(tokenizers.values()), None), measures)
         ledger = SearchLedger(folder, self._header(train, val), memory)
@@ -338,7 +346,7 @@ class EngineSearch:
                     )
                 clients = started.enter_context(self._engines())
                 workers = started.enter_context(env_workers(config))
-                teams = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", workers)
+                teams = replace(unserved, clients=clients, workers=workers)
                 player = TeamPlayer(teams.collector, train, val, memory, settings.score, config.data.seed)
                 search = TeamSearch(self._inputs(teams, player, train, val, display), ledger)
                 asyncio.run(search.run())

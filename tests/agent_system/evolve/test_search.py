@@ -146,13 +146,48 @@ async def test_a_budget_is_kept_and_its_last_batch_is_counted(make_search: MakeS
     said: list[str] = []
     search = make_search(generations=40, children=4, budget_tokens=6000, say=said.append)
     await search.run()
-    assert "the budget of 6000 tokens buys about" in said[1]
+    assert "the budget of 6000 tokens buys at most" in said[1]
     played = [line for line in lines(search) if line["event"] in ("play", "confirm")]
     assert search.counts.spent == sum(line["engine_tokens"] for line in played) <= 6000
     assert search.generation < 40
     assert sum(len(rows) for line in played for rows in line["episodes"].values()) == search.counts.episodes
     told = [c for c in search.archive.candidates if c.state == "unfinished"]
     assert all(f"{c.number}: " in report(search, interval) for c in told)
+
+
+async def test_a_search_that_its_budget_ends_says_so_and_its_finalists_fit(make_search: MakeSearch) -> None:
+    """Without the budget's limit on finalists this search spends 1.4 of it, and says nothing."""
+    keys = {"tasks": 64, "confirm": 256, "generations": 10, "children": 4, "budget_tokens": 12_000}
+    search = make_search(seed=0, num_val=16, **keys)
+    chosen = await search.run()
+    assert search.generation < 10 and search.stopped == "the budget is spent"
+    assert search.counts.spent <= 1.1 * 12_000, "the last batch, the best and the start file"
+    finalists = [c for c in search.archive.candidates if c.confirmed]
+    assert search.archive.candidates[0] in finalists and chosen in finalists
+    ranked = sorted(search.archive.whole, key=lambda c: (-search.archive.search_utility(c), c.number))
+    assert ranked[0] in finalists and search.too_expensive > 0
+    assert lines(search)[-1]["finalists"] == [c.key for c in finalists]
+    text = report(search, interval)
+    assert f"It stopped in generation {search.generation}: the budget is spent." in text
+    assert f"- budget: {search.counts.spent:,} of 12,000 tokens" in text
+    assert "held out do not count for it" in text and f"{search.too_expensive} finalists did not fit" in text
+
+
+async def test_a_search_with_enough_budget_does_not_say_that_it_stopped(make_search: MakeSearch) -> None:
+    search = make_search(budget_tokens=1_000_000)
+    await search.run()
+    assert (search.generation, search.stopped, search.too_expensive) == (3, "", 0)
+    assert "It stopped" not in report(search, interval)
+
+
+async def test_a_file_without_fresh_tasks_has_no_score_on_them_in_the_report(make_search: MakeSearch) -> None:
+    search = make_search(generations=6, children=4, num_val=16)
+    await search.run()
+    start = search.archive.candidates[0]
+    tokens = start.episodes[0].tokens
+    search.archive.candidates[0].confirmed.clear()
+    rows = [row for row in report(search, interval).splitlines() if row.startswith("| 0 |")]
+    assert rows == [f"| 0 |  | {tokens:.1f} | {mean_score(start.held_out):.1%} " + rows[0].split("% ", 1)[1]]
 
 
 async def test_a_budget_for_less_than_three_generations_is_an_error(make_search: MakeSearch) -> None:
