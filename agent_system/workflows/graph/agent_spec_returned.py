@@ -49,12 +49,12 @@ class Returned:
 
     def _default(self, ends: Sequence[int], title: str) -> str | None:
         """Return what is handed out if no step has run."""
-        shared = self._all.properties(self._flow.part, "outputs").get(title, {})
+        common = self._all.properties(self._flow.part, "outputs").get(title, {})
         defaults: list[Any] = []
         for end in ends:
             part = self._flow.nodes[end]
             items = [
-                shared,
+                common,
                 *(self._all.properties(part, key).get(title, {}) for key in ("inputs", "outputs")),
             ]
             values = [item["default"] for item in items if "default" in item]
