@@ -25,7 +25,7 @@ from agent_system.workflows.graph.agent_spec import (
     placeholders,
     prompt_of,
 )
-from agent_system.workflows.graph.agent_spec_returned import Returned
+from agent_system.workflows.graph.agent_spec_returned import ReturnReader
 from agent_system.workflows.graph.checks import MAX_NESTING, MAX_STEPS, PROMPT_VARIABLES
 from agent_system.workflows.graph.control import BREAK, NEXT, Loop, Meetings
 from agent_system.workflows.graph.source import TeamSource, short
@@ -158,7 +158,7 @@ class _TeamReader:
         if "return" in self._facts:
             team["return"] = self._facts["return"]
         else:
-            team["return"] = Returned(self._all, self._root.flow, self._origins_of_root).read()
+            team["return"] = ReturnReader(self._all, self._root.flow, self._origins_of_root).read()
         if "memory" in self._facts or not self._facts:
             team["memory"] = self._facts.get("memory", "none")
         return team

@@ -9,7 +9,7 @@ from agent_system.workflows.graph.agent_spec import Components, Flow
 from agent_system.workflows.graph.source import short
 
 
-class Returned:
+class ReturnReader:
     """Reads the `return` of a team: the replies that the EndNodes of the whole flow hand out."""
 
     def __init__(
