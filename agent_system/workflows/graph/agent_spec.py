@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,8 +176,29 @@ class Flow:
         return len(self.nodes) + 1
 
     def ends(self) -> Iterator[int]:
-        """Yield the EndNodes."""
-        return (n for n, node in enumerate(self.nodes) if node["component_type"] == "EndNode")
+        """Yield the EndNodes that a control edge leads to."""
+        targets = {edge.number for edges in self.edges for edge in edges.values()}
+        return (n for n in sorted(targets) if self.nodes[n]["component_type"] == "EndNode")
+
+    def leads(self, node: int, target: int, without: Collection[int] = ()) -> bool:
+        """Return whether a way of control edges leads from a node to another one, or to an EndNode,
+        and passes none of the nodes `without`.
+        """
+        visited = {node}
+        stack = [node]
+        while stack:
+            for edge in self.edges[stack.pop()].values():
+                if edge.number == target:
+                    return True
+                if edge.number not in visited and edge.number not in without:
+                    visited.add(edge.number)
+                    stack.append(edge.number)
+        return False
+
+    def is_fed(self, node: int, name: str) -> bool:
+        """Return whether an input has a value of a data edge on every way to its node."""
+        sources = {source for source, _ in self.data.get((node, name), ())}
+        return self.start in sources or not self.leads(self.start, node, sources)
 
 
 class Components:

@@ -25,6 +25,7 @@ from agent_system.workflows.graph.agent_spec import (
     placeholders,
     prompt_of,
 )
+from agent_system.workflows.graph.agent_spec_returned import ReturnReader
 from agent_system.workflows.graph.checks import MAX_NESTING, MAX_STEPS, PROMPT_VARIABLES
 from agent_system.workflows.graph.control import BREAK, NEXT, Loop, Meetings
 from agent_system.workflows.graph.source import TeamSource, short
@@ -66,6 +67,12 @@ class _Instance:
     node: int = 0
     depth: int = 0
     inner: dict[int, list[_Instance]] = field(default_factory=dict)
+
+    def repeats(self) -> bool:
+        """Return whether it may run more than once in a turn: a loop is around it."""
+        if self.outer is None:
+            return False
+        return bool(self.outer.flow.behind[self.node] >> self.node & 1) or self.outer.repeats()
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ class _TeamReader:
         if "return" in self._facts:
             team["return"] = self._facts["return"]
         else:
-            team["return"] = _Returned(self, self._root).read()
+            team["return"] = ReturnReader(self._all, self._root.flow, self._origins_of_root).read()
         if "memory" in self._facts or not self._facts:
             team["memory"] = self._facts.get("memory", "none")
         return team
@@ -360,7 +367,7 @@ class _TeamReader:
             if targets[branch] != default:
                 keys.setdefault(targets[branch], []).append(key)
         ways = [
-            _Way(self._condition(place, number, facts, keys[target]), target)
+            _Way(self._condition(place.instance, number, facts, keys[target]), target)
             for target in sorted(keys, key=lambda target: target != BREAK)
         ]
         kind = next((name for name in CONDITIONS if name in facts), "")
@@ -368,20 +375,26 @@ class _TeamReader:
         meeting = place.meetings.of(number, named[0] if named and "meet" in facts else None)
         return self._ways(steps, place, _Fork(node, kind, ways, default, meeting), follow)
 
-    def _condition(self, place: _Place, number: int, facts: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    def _condition(
+        self, instance: _Instance, number: int, facts: Mapping[str, Any], keys: Sequence[str]
+    ) -> Any:
         """Return the condition under which a BranchingNode takes the branch of these keys."""
         for name in CONDITIONS:
             if name in facts:
                 return facts[name]
-        node = place.flow.nodes[number]
-        name = next(iter(self._all.properties(node, "inputs")), BRANCH_INPUT)
-        sources = self.sources(place.instance, number, name)
+        node = instance.flow.nodes[number]
+        titles = self._all.properties(node, "inputs")
+        if len(titles) > 1:
+            raise self._error(node, f"it must have one input, found {len(titles)}")
+        name = next(iter(titles), BRANCH_INPUT)
+        sources = self.sources(instance, number, name)
         compared = {"is": keys[0]} if len(keys) == 1 else {"in": list(keys)}
         if len(sources) != 1:
             raise self._error(
                 node,
                 f"its input must come from one node, found {len(sources)}; a condition is about one step",
             )
+        self._check_compared(instance, number, name)
         kind, source = sources[0]
         if kind == "step":
             return {"of": source, **compared}
@@ -389,6 +402,39 @@ class _TeamReader:
             raise self._error(node, f"it compares {short(source)}, the task; a condition is about a step or "
                               "another input of the flow")  # fmt: skip
         return {"observation": source, **compared}
+
+    def _check_compared(self, instance: _Instance, number: int, name: str) -> None:
+        """Raise unless a condition compares as a BranchingNode does, also where the node before it
+        has not run: the condition does not hold there.
+        """
+        node = instance.flow.nodes[number]
+        mapping = self._all.get(node, "mapping", dict)
+        for key in mapping:
+            if key != key.strip():
+                raise self._error(
+                    node, f"a condition compares texts without spaces around; write {short(key.strip())} for "
+                    f"the key {short(key)} of its mapping"
+                )  # fmt: skip
+        if instance.flow.is_fed(number, name):
+            return
+        item = self._all.properties(node, "inputs").get(name, {})
+        if "default" not in item or instance.repeats():
+            raise self._error(node, self._unfed(name))
+        default = item["default"]
+        branch = mapping.get(default, DEFAULT_BRANCH) if isinstance(default, str) else default
+        if branch != DEFAULT_BRANCH:
+            raise self._error(
+                node,
+                f"its input {short(name)} has the default {short(default)}, but a condition does not hold "
+                "where the node before it has not run; remove the default and let that node run on every way",
+            )
+
+    @staticmethod
+    def _unfed(name: str) -> str:
+        return (
+            f"the input {short(name)} has no value on a way past the node that gives it; let that node run "
+            "on every way"
+        )
 
     def _ways(self, steps: Steps, place: _Place, fork: _Fork, follow: int | None) -> int | None:
         """Add the steps of the branches that are left, the first before the others."""
@@ -439,7 +485,7 @@ class _TeamReader:
             self._note(part, facts["call"], self._agent_of_team(part, facts["call"], template, tools))
             return {key: value for key, value in facts.items() if key != "part"}
         self._check_plain(node, part)
-        agent, sees = self._agent(instance, number, template)
+        agent, sees = self._agent(instance, number, part, template)
         self._note(part, part["name"], agent | ({"tools": tools} if tools else {}))
         step: dict[str, Any] = {"call": part["name"], "id": self.step_id(instance, number)}
         return step | ({"sees": sees} if sees else {})
@@ -493,23 +539,32 @@ class _TeamReader:
                 part, f"another node calls an agent {short(name)} with another prompt; give it another name"
             )
 
-    def _agent(self, instance: _Instance, number: int, template: str) -> tuple[dict[str, Any], list[str]]:
+    def _agent(
+        self, instance: _Instance, number: int, part: Component, template: str
+    ) -> tuple[dict[str, Any], list[str]]:
         """Return an agent for a template of inputs, and the steps whose replies its prompt has."""
         node = instance.flow.nodes[number]
         names: dict[str, str] = {}
         sees: dict[str, None] = {}
         quoted: list[str] = []
         agent: dict[str, Any] = {"prompt": ""}
-        defaults = self._all.properties(node, "inputs")
+        defaults = self._all.properties(part, "inputs") | self._all.properties(node, "inputs")
         for name in placeholders(template):
             sources = self.sources(instance, number, name)
             kinds = {kind for kind, _ in sources}
             if kinds == {"step"}:
                 quoted.append(name)
                 sees |= dict.fromkeys(step for _, step in sources)
-                agent["quote"] = {
-                    "entry": "{text}", "last": 1, "empty": str(defaults.get(name, {}).get("default", ""))
-                }  # fmt: skip
+                empty = defaults.get(name, {}).get("default")
+                if not instance.flow.is_fed(number, name):
+                    if empty is None:
+                        raise self._error(node, f"{self._unfed(name)}, or give the input a default")
+                    if instance.repeats():
+                        # the team would quote the reply of an earlier run of the flow
+                        raise self._error(node, f"{self._unfed(name)}: its flow runs in a loop")
+                if not isinstance(empty, str | None):
+                    raise self._error(node, f"the default of the input {short(name)} must be a text")
+                agent["quote"] = {"entry": "{text}", "last": 1, "empty": empty or ""}
                 names[name] = "team_context"
             elif kinds == {"start"} and len(sources) == 1:
                 names[name] = self.variable(sources[0][1])
@@ -530,8 +585,19 @@ class _TeamReader:
 
     def variable(self, name: str) -> str:
         """Return the variable of a prompt for an input of the whole flow: the only one is the task."""
-        inputs = self._all.properties(self._root.flow.nodes[self._root.flow.start], "inputs")
-        return name if len(inputs) > 1 else "env_prompt"
+        flow = self._root.flow
+        start = flow.nodes[flow.start]
+        outer = self._all.properties(flow.part, "inputs")
+        titles = self._all.properties(start, "inputs") or self._all.properties(start, "outputs") or outer
+        if titles and name not in titles:
+            raise self._error(start, f"a data edge begins at its output {short(name)}, which it has not")
+        if len(titles) <= 1:
+            return "env_prompt"
+        if name not in PROMPT_VARIABLES and "default" in outer.get(name, {}) | titles[name]:
+            raise self._error(
+                start, f"the input {short(name)} has a default, but an observation has no defaults; remove it"
+            )
+        return name
 
     def step_id(self, instance: _Instance, number: int) -> str:
         """Return the name of the step of a node."""
@@ -554,33 +620,93 @@ class _TeamReader:
 
     def sources(self, instance: _Instance, number: int, name: str) -> list[tuple[str, str]]:
         """Return where the values of an input come from: `("start", input)` or `("step", name)`."""
+        return self.origins(self._outputs(instance, number, name))
+
+    def origins(self, outputs: Sequence[tuple[_Instance, int, str]]) -> list[tuple[str, str]]:
+        """Return where outputs of nodes come from. Raises AgentSystemError where the newest reply of
+        these steps is another text than the one that the data edges carry.
+        """
         result: dict[tuple[str, str], None] = {}
         visited: set[tuple[_Instance, int, str]] = set()
-        stack = [(instance, number, name)]
+        stack = list(reversed(outputs))
         while stack:
             here = stack.pop()
             if here in visited:
                 continue
             visited.add(here)
-            inside, node, title = here
-            for source, output in inside.flow.data.get((node, title), ()):
-                part = inside.flow.nodes[source]
-                kind = part["component_type"]
-                if kind == "StartNode" and inside.outer is None:
-                    result["start", output] = None
-                elif kind == "StartNode" and inside.outer is not None:
-                    stack.append((inside.outer, inside.node, output))
-                elif kind in CALLS:
-                    result["step", self.step_id(inside, source)] = None
-                elif kind in ("FlowNode", "ParallelFlowNode"):
-                    stack += [
-                        (inner, end, output)
-                        for inner in self.inner(inside, source)
-                        for end in inner.flow.ends()
-                    ]
-                else:
-                    raise self._error(part, "no node reads its output in a team; use an LlmNode")
+            inside, node, output = here
+            part = inside.flow.nodes[node]
+            kind = part["component_type"]
+            if kind == "StartNode" and inside.outer is None:
+                result["start", output] = None
+            elif kind == "StartNode" and inside.outer is not None:
+                stack += self._passed_on(inside.outer, inside.node, output)
+            elif kind in CALLS:
+                result["step", self.step_id(inside, node)] = None
+            elif kind in ("FlowNode", "ParallelFlowNode"):
+                inner = self._giving(inside, node, output)
+                for end in inner.flow.ends():
+                    stack += self._passed_on(inner, end, output)
+            else:
+                raise self._error(part, "no node reads its output in a team; use an LlmNode")
         return list(result)
+
+    def _origins_of_root(self, node: int, output: str) -> list[tuple[str, str]]:
+        return self.origins([(self._root, node, output)])
+
+    def _outputs(self, instance: _Instance, number: int, name: str) -> list[tuple[_Instance, int, str]]:
+        """Return the outputs that data edges carry to an input."""
+        flow = instance.flow
+        edges = list(dict.fromkeys(flow.data.get((number, name), ())))
+        sources = [source for source, _ in edges]
+        what = None
+        if len(set(sources)) < len(sources):
+            what = "two data edges from one node"
+        elif instance.outer is not None and flow.start in sources and len(sources) > 1:
+            what = "data edges from the start and from other nodes of a subflow"
+        if what is not None:
+            raise self._error(
+                flow.nodes[number], f"the input {short(name)} has {what}; it must have one of them"
+            )
+        return [(instance, source, output) for source, output in edges]
+
+    def _passed_on(self, instance: _Instance, number: int, name: str) -> list[tuple[_Instance, int, str]]:
+        """Return the outputs that a node with a flow passes to its StartNode, or an EndNode out."""
+        flow = instance.flow
+        node = flow.nodes[number]
+        if not flow.is_fed(number, name):
+            raise self._error(node, self._unfed(name))
+        outputs = self._outputs(instance, number, name)
+        sources = [source for _, source, _ in outputs]
+        if node["component_type"] == "EndNode" and flow.start in sources:
+            raise self._error(
+                node,
+                f"it hands out the input {short(name)} of its flow; take it from the node before the flow",
+            )
+        if number in sources:
+            raise self._error(
+                node, f"the input {short(name)} is its own output; put the flow's nodes in its place"
+            )
+        return outputs
+
+    def _giving(self, instance: _Instance, number: int, output: str) -> _Instance:
+        """Return the flow inside a node that gives an output."""
+        node = instance.flow.nodes[number]
+        inner: list[_Instance] = []
+        for one in self.inner(instance, number):
+            edges = {frozenset(one.flow.data.get((end, output), ())) for end in one.flow.ends()}
+            if len(edges) > 1:
+                raise self._error(
+                    node,
+                    f"EndNodes of its flow hand out {short(output)} of different nodes; put the flow's nodes "
+                    "in its place",
+                )
+            inner += [one] * any(edges)
+        if len(inner) != 1:
+            raise self._error(
+                node, f"its output {short(output)} must come from a data edge of one flow, found {len(inner)}"
+            )
+        return inner[0]
 
 
 @dataclass(frozen=True)
@@ -608,95 +734,3 @@ class _Fork:
     ways: Sequence[_Way]
     default: int
     meeting: int | None
-
-
-class _Returned:
-    """What a flow returns, as steps."""
-
-    def __init__(self, reader: _TeamReader, root: _Instance) -> None:
-        self._reader = reader
-        self._root = root
-        self._flow = root.flow
-        self._all = reader._all
-
-    def read(self) -> dict[str, Any]:
-        """Return the `return` of the team."""
-        ends = list(self._flow.ends())
-        titles = [title for end in ends for title in self._outputs(end)]
-        names = list(dict.fromkeys(titles))
-        if len(names) != 1:
-            count = f"found {len(names)}" + (f" ({', '.join(map(short, names[:4]))})" if names else "")
-            raise self._all.error(
-                self._flow.part, f"its EndNodes must have one output, the action of the team; {count}"
-            )
-        handed_out = {end: self._steps(end, names[0]) for end in ends if names[0] in self._outputs(end)}
-        places = {step: place for steps in handed_out.values() for step, place in steps.items()}
-        if not places:
-            raise self._all.error(self._flow.part, "its output comes from no call of an agent")
-        order = sorted(places, key=lambda step: self._flow.order.index(places[step]), reverse=True)
-        self._check(order, places, handed_out)
-        output = self._all.properties(self._flow.part, "outputs").get(names[0], {})
-        defaults = [output, *(self._outputs(end)[names[0]] for end in handed_out)]
-        default = next((item["default"] for item in defaults if isinstance(item.get("default"), str)), None)
-        if default is None and len(order) > 1:
-            default = ""  # each of several ends has a step of its own
-        return {"of": order, **({} if default is None else {"default": default})}
-
-    def _outputs(self, end: int) -> dict[str, dict[str, Any]]:
-        part = self._flow.nodes[end]
-        return self._all.properties(part, "outputs") or self._all.properties(part, "inputs")
-
-    def _steps(self, end: int, title: str) -> dict[str, int]:
-        """Return the steps whose reply an EndNode hands out, with their nodes in the flow."""
-        steps: dict[str, int] = {}
-        for source, output in self._flow.data.get((end, title), ()):
-            if self._flow.nodes[source]["component_type"] in CALLS:
-                steps[self._reader.step_id(self._root, source)] = source
-                continue
-            if self._flow.nodes[source]["component_type"] == "StartNode":
-                raise self._all.error(self._flow.nodes[end], "it hands out an input of the flow, no reply")
-            for inner in self._reader.inner(self._root, source):
-                for inner_end in inner.flow.ends():
-                    for kind, name in self._reader.sources(inner, inner_end, output):
-                        if kind == "start":
-                            raise self._all.error(
-                                self._flow.nodes[end], "it hands out an input of the flow, no reply"
-                            )
-                        steps[name] = source
-        return steps
-
-    def _check(
-        self, order: Sequence[str], places: Mapping[str, int], handed_out: Mapping[int, Mapping[str, int]]
-    ) -> None:
-        """Raise unless the first step of `order` that has run is the one whose reply is meant."""
-        flow = self._flow
-        for position, step in enumerate(order):
-            for later in order[:position]:
-                one, other = (flow.behind[places[name]] for name in (step, later))
-                if one >> places[later] & 1 and other >> places[step] & 1:
-                    raise self._all.error(
-                        flow.part,
-                        f"it returns the newest of {short(step)} and {short(later)}, which repeat; "
-                        "return one of them",
-                    )
-        for end, steps in handed_out.items():
-            first = min((order.index(step) for step in steps), default=len(order))
-            for step in order[:first]:
-                if self._passes(places[step], end):
-                    raise self._all.error(
-                        flow.nodes[end],
-                        f"the step {short(step)} runs before it, but it returns an earlier one",
-                    )
-
-    def _passes(self, node: int, end: int) -> bool:
-        """Return whether a way leads from a node to an EndNode."""
-        visited = {node}
-        stack = [node]
-        while stack:
-            for edge in self._flow.edges[stack.pop()].values():
-                if edge.number == end:
-                    return True
-                if edge.number not in visited:
-                    visited.add(edge.number)
-                    stack.append(edge.number)
-        return False

@@ -9,7 +9,7 @@ import json
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,17 @@ import pytest
 from agent_system import Task
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import GraphOptions, GraphOrchestra, Team
+from tests.agent_system.workflows.graph.agent_spec_flows import (
+    END,
+    START,
+    Node,
+    branching,
+    flow,
+    inputs,
+    llm,
+    parsed,
+    refused,
+)
 from tests.agent_system.workflows.graph.conftest import AGENTS, PAIR, Play
 from tests.environments import python_with
 from tests.house.source import ROOT
@@ -177,70 +188,6 @@ def test_published_examples_are_read_or_refused_in_one_line(
         assert results[name] == expected or (isinstance(expected, str) and expected in results[name]), name
 
 
-# Flows of others, in short: nodes by name, edges as "a b" or "a:branch b", data as "a.out b.in".
-Node = dict[str, Any]
-
-
-def flow(
-    nodes: dict[str, Node], edges: Sequence[str], data: Sequence[str] = (), **more: Any
-) -> dict[str, Any]:
-    """A flow in the form of the format."""
-    parts = {
-        name: {"component_type": kind, "id": name, "name": name, **rest}
-        for name, node in nodes.items()
-        for kind, rest in [(node["type"], {k: v for k, v in node.items() if k != "type"})]
-    }
-    control = []
-    for number, edge in enumerate(edges):
-        source, target = edge.split()[:2]
-        node, _, branch = source.partition(":")
-        limit = {"metadata": {"verl_mas": {"max": int(edge.split()[2])}}} if edge.count(" ") > 1 else {}
-        control.append(
-            {
-                "component_type": "ControlFlowEdge",
-                "name": f"c{number}",
-                "from_node": {"$component_ref": node},
-                "to_node": {"$component_ref": target},
-                "from_branch": branch or None,
-                **limit,
-            }
-        )
-    flows = []
-    for number, edge in enumerate(data):
-        (node, output), (target, name) = (place.split(".") for place in edge.split())
-        flows.append(
-            {
-                "component_type": "DataFlowEdge",
-                "name": f"d{number}",
-                "source_node": {"$component_ref": node},
-                "source_output": output,
-                "destination_node": {"$component_ref": target},
-                "destination_input": name,
-            }
-        )
-    return {
-        "component_type": "Flow",
-        "name": "flow",
-        "start_node": {"$component_ref": "start"},
-        "nodes": [{"$component_ref": name} for name in nodes],
-        "control_flow_connections": control,
-        "data_flow_connections": flows,
-        "$referenced_components": parts,
-        "agentspec_version": "26.1.0",
-        **more,
-    }
-
-
-def inputs(*titles: str) -> list[dict[str, str]]:
-    return [{"title": title, "type": "string"} for title in titles]
-
-
-def llm(prompt: str, **more: Any) -> Node:
-    return {"type": "LlmNode", "prompt_template": prompt, "llm_config": {"$component_ref": "x"}, **more}
-
-
-START = {"type": "StartNode", "inputs": inputs("task")}
-END = {"type": "EndNode", "outputs": inputs("answer")}
 REVIEW = {
     "start": START,
     "write": llm("Write {{ task }}. Review: {{review}}", inputs=[{"title": "review", "default": "-"}]),
@@ -256,18 +203,6 @@ REVIEW_DATA = [
     "check.generated_text good?.word",
     "write.generated_text end.answer",
 ]
-
-
-def parsed(value: Any, **more: Any) -> Team:
-    return Team.parse(json.dumps(value), name="flow.json", is_json=True, **more)
-
-
-def refused(value: Any, **more: Any) -> str:
-    """The message of a file that is refused."""
-    with pytest.raises(AgentSystemError) as error:
-        parsed(value, **more)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_a_flow_of_others_becomes_steps() -> None:
@@ -311,10 +246,6 @@ async def test_a_flow_of_others_is_played(make_team: Play) -> None:
         "Write 6 x 7?. Review: no",
         "Is it good? draft 2",
     ]
-
-
-def branching(mapping: dict[str, str], **more: Any) -> Node:
-    return {"type": "BranchingNode", "mapping": mapping, "inputs": inputs("key"), **more}
 
 
 CHOICE = {"start": START, "a": llm("A {{task}}"), "b": llm("B"), "c": llm("C"), "d": llm("D"), "end": END}
