@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -65,8 +66,11 @@ class Child:
         return self.branch.depth < self.branch.limit
 
     async def act(self, agent_id: str, **variables: Any) -> Projection:
-        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long."""
-        return await child_call(self.turn, agent_id, CallContext(variables, branch=self.branch))
+        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long. Raise
+        AgentSystemError while another call or spawn of the child runs.
+        """
+        with self.branch.alone():
+            return await child_call(self.turn, agent_id, CallContext(variables, branch=self.branch))
 
 
 async def child_call(turn: Turn, agent_id: str, context: CallContext) -> Projection:
@@ -107,29 +111,30 @@ async def spawn(
         variables: further variables of the agent's prompt, or arguments of the function.
 
     Raises:
-        AgentSystemError: a child spawns at the depth limit; `tasks` is one text; a limit is out of
-            range.
+        AgentSystemError: a child spawns at the depth limit, or while another call or spawn of it
+            runs; `tasks` is one text; a limit is out of range.
     """
     turn = parent if isinstance(parent, Turn) else parent.turn
     around = None if isinstance(parent, Turn) else parent.branch
     limit = around.limit if around is not None else 1 if depth is None else depth
     level = 1 if around is None else around.depth + 1
     _check(tasks, most, limit, level, depth is not None and around is not None)
-    if not isinstance(work, str):
-        play = work
+    with nullcontext() if around is None else around.alone():
+        if not isinstance(work, str):
+            play = work
 
-        async def one(task: str, branch: Branch) -> Any:
-            return await play(Child(turn, branch), task, **variables)
+            async def one(task: str, branch: Branch) -> Any:
+                return await play(Child(turn, branch), task, **variables)
 
-        works = [partial(one, task) for task in tasks[:most]]
-        return await in_waves(works, around, depth=level, limit=limit)
-    place = turn.reserve() if around is None else None
-    # what stands in the team context before the spawn, and nothing of the children
-    context = CallContext(variables)
-    replies = await call_children(turn, around, work, tasks, context, most=most, limit=limit)
-    if place is not None:
-        show(turn, place, work, joined(replies))
-    return replies
+            works = [partial(one, task) for task in tasks[:most]]
+            return await in_waves(works, around, depth=level, limit=limit)
+        place = turn.reserve() if around is None else None
+        # what stands in the team context before the spawn, and nothing of the children
+        context = CallContext(variables)
+        replies = await call_children(turn, around, work, tasks, context, most=most, limit=limit)
+        if place is not None:
+            show(turn, place, work, joined(replies))
+        return replies
 
 
 def show(turn: Turn, place: int, agent_id: str, result: Projection) -> None:

@@ -227,6 +227,33 @@ def test_ten_thousand_lines_and_a_task_that_no_prompt_can_show_cost_no_episode(
     assert [s.rewards.reward for s in result.episodes[0].samples] == [0.0, 0.0]
 
 
+async def two_calls(child: Child, task: str) -> str:
+    replies = await asyncio.gather(child.act("Worker", task=task), child.act("Worker", task=task))
+    return "".join(reply.action for reply in replies)
+
+
+async def two_spawns(child: Child, task: str) -> str:
+    return str(await asyncio.gather(spawn(child, "Worker", [task]), spawn(child, "Worker", [task])))
+
+
+async def call_and_spawn(child: Child, task: str) -> str:
+    return str(await asyncio.gather(child.act("Worker", task=task), spawn(child, "Worker", [task])))
+
+
+@pytest.mark.parametrize("tasks", [["x"], ["x", "y"]])
+@pytest.mark.parametrize("calls", [two_calls, two_spawns, call_and_spawn])
+def test_a_child_that_makes_two_calls_at_once_is_refused_in_one_line(
+    play: Callable[..., Any], calls: Callable[..., Any], tasks: list[str]
+) -> None:
+    async def work(turn: Turn) -> str:
+        return str(await spawn(turn, calls, tasks, depth=2))
+
+    result = play(work, lambda *_: "4", max_failure_rate=1.0, episode_timeout_s=5.0)
+    assert result.episodes[0].failure.startswith(
+        "AgentSystemError: a child awaits its calls one by one; give calls at the same time to spawn ("
+    )
+
+
 async def tangled(turn: Turn) -> str:
     async def work(child: Child, task: str) -> str:
         reply = Projection("")
