@@ -4,6 +4,7 @@ the tokens exactly.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -362,6 +363,7 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             prior_replies=episode.reply_count,
             seed=stable_seed(seed, "round", number + 1),
         )
+        await asyncio.sleep(0)  # as calls: rounds of a wave begin before any of them gets a reply
         episode.waiting_for = f"the reply of {call.label}"
         restarted = anew
     return call, reply

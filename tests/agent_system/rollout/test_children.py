@@ -517,10 +517,13 @@ class Pair(BaseOrchestra):
         return "|".join(await spawn(turn, work, ["abcdefg", "x", "hij"]))
 
 
+@pytest.mark.parametrize("suspends", [True, False])
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_rounds_of_children_with_tools_do_not_depend_on_which_reply_comes_first(
-    play: Callable[..., Any], order: int
+    play: Callable[..., Any], order: int, suspends: bool
 ) -> None:
+    """Also with an engine that may reply without suspending the call."""
+
     class Large(Boss):
         tools: ClassVar[Any] = (delegate("Boss", most=3, depth=4),)
 
@@ -531,7 +534,9 @@ def test_rounds_of_children_with_tools_do_not_depend_on_which_reply_comes_first(
         rng = random.Random(seed)
 
         async def delay(request: Any) -> None:
-            await asyncio.sleep(rng.choice([0, 0.001, 0.004]) if seed else 0)
+            wait = rng.choice([0, 0.001, 0.004]) if seed else 0
+            if wait or suspends:
+                await asyncio.sleep(wait)
 
         agents = {"Boss": Large("Boss"), "Worker": AGENTS["Worker"]}
         result = head(play, script, delay=delay, agents=agents, orchestra=Pair())
