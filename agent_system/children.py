@@ -203,6 +203,13 @@ class ToolCaller:
         """Depth of its children."""
         return 1 if self.context.branch is None else self.context.branch.depth + 1
 
+    def limit(self, depth: int) -> int:
+        """Return the largest depth of the children of a tool with the limit `depth`: not more than
+        that of the spawn, or of the tool, around the call.
+        """
+        around = self.context.branch
+        return depth if around is None or not around.depth else min(depth, around.limit)
+
     async def call(self, agent_id: str, task: str, limit: int) -> Projection:
         """Call an agent for a task, as a child; `limit` is the largest depth."""
         self.children += 1

@@ -482,6 +482,44 @@ def test_limits_of_delegate_are_one_line_to_the_model(play: Callable[..., Any]) 
     assert [s.identity.depth for s in result.episodes[0].samples if s.tools.errors] == [0, 2]
 
 
+class Chief(ToolAgent):
+    prompt = "Chief: {task}"
+    tools = (delegate("Boss", depth=1),)
+
+
+class Chain(BaseOrchestra):
+    """A Chief, whose Boss may not delegate again, or a Boss that is a child of a spawn."""
+
+    agents = ("Chief", "Boss")
+
+    def __init__(self, spawns: bool) -> None:
+        super().__init__()
+        self.spawns = spawns
+
+    async def run(self, turn: Turn) -> str:
+        if self.spawns:
+            return str((await spawn(turn, "Boss", ["ab"]))[0].action)
+        return (await turn.act("Chief")).action
+
+
+@pytest.mark.parametrize("spawns", [True, False])
+def test_a_tool_of_a_child_has_the_depth_limit_around_it(play: Callable[..., Any], spawns: bool) -> None:
+    heard: list[str] = []
+
+    def script(prompt: str, _: Any) -> str:
+        if results := results_in(prompt):
+            heard.extend(results)
+            return "\\boxed{4}"
+        return called("ab")
+
+    agents = {"Chief": Chief("Chief"), **BOSS}
+    result = head(play, script, agents=agents, orchestra=Chain(spawns))
+    assert (
+        heard == ["error: nothing can be delegated at depth 1, the limit; answer yourself", "4"][: 2 - spawns]
+    )
+    assert [s.identity.depth for s in result.episodes[0].samples] == ([1, 1] if spawns else [0, 1, 1, 0])
+
+
 def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is_an_error(
     play: Callable[..., Any],
 ) -> None:
@@ -514,7 +552,7 @@ class Pair(BaseOrchestra):
         async def work(child: Child, task: str) -> str:
             return str((await child.act("Worker" if len(task) == 1 else "Boss", task=task)).action)
 
-        return "|".join(await spawn(turn, work, ["abcdefg", "x", "hij"]))
+        return "|".join(await spawn(turn, work, ["abcdefg", "x", "hij"], depth=4))
 
 
 @pytest.mark.parametrize("suspends", [True, False])
