@@ -203,6 +203,14 @@ class ToolCaller:
         """Depth of its children."""
         return 1 if self.context.branch is None else self.context.branch.depth + 1
 
+    def leave_unheard(self, leave: Callable[[int], None]) -> None:
+        """Call a function with the number of each generation of its children, at all depths, and of
+        those that are still to come.
+        """
+        for number in self._waves.numbers:
+            leave(number)
+        self._waves.hear = leave
+
     def limit(self, depth: int) -> int:
         """Return the largest depth of the children of a tool with the limit `depth`: not more than
         that of the spawn, or of the tool, around the call.

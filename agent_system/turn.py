@@ -115,12 +115,14 @@ class Turn:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
         self.record(self.reserve(), Entry(speaker, text))
 
-    def number(self, role: str) -> int:
+    def number(self, role: str, branch: Branch | None = None) -> int:
         """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name
-        for the environment.
+        for the environment, `branch` the branch that calls it.
         """
         number = max(self.callers, default=-1) + 1
         self.callers[number] = role
+        if branch is not None:
+            branch.waves.count(number)
         return number
 
     def reserve(self, step: str = "") -> int:

@@ -56,7 +56,12 @@ class Branch:
 
 
 class Waves:
-    """Branches of a turn: none makes a call before all others can make theirs."""
+    """Branches of a turn: none makes a call before all others can make theirs.
+
+    Attributes:
+        numbers: of the generations in the branches, and inside of these.
+        hear: called with every further number; None: nobody asks.
+    """
 
     def __init__(self, branches: int = 0, around: Branch | None = None) -> None:
         """Start with `branches` that have made no call, inside of the branch `around`."""
@@ -64,6 +69,16 @@ class Waves:
         self._count = branches
         self._running = branches
         self._around = around
+        self.numbers: list[int] = []
+        self.hear: Callable[[int], None] | None = None
+
+    def count(self, number: int) -> None:
+        """Add the number of a generation in a branch."""
+        self.numbers.append(number)
+        if self.hear is not None:
+            self.hear(number)
+        if self._around is not None:
+            self._around.waves.count(number)
 
     def join(self) -> int:
         """Add a branch, and return its place."""

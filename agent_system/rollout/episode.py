@@ -30,6 +30,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.tool_use import ToolUse
 from agent_system.turn import Sampler, Turn, TurnOver
+from agent_system.waves import Branch
 from verl.utils.names import did_you_mean
 
 
@@ -189,11 +190,18 @@ class Episode:
         self._runtime_of(agent_id)
         return self.agents.now(agent_id)
 
-    def new_call(self, turn: Turn, agent_id: str, runtime: AgentRuntime, step: str = "") -> Call:
+    def new_call(
+        self,
+        turn: Turn,
+        agent_id: str,
+        runtime: AgentRuntime,
+        step: str = "",
+        branch: Branch | None = None,
+    ) -> Call:
         """Return the next call of a turn, without its prompt and what the agent alone observes;
-        `step` as in `CallContext`.
+        `step` and `branch` as in `CallContext`.
         """
-        number = turn.number(runtime.role)
+        number = turn.number(runtime.role, branch)
         return Call(
             spec=self.spec,
             agent_id=agent_id,

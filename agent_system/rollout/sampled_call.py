@@ -52,8 +52,8 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     runtime = episode.admit(agent_id)
     # the summary is generated before the reply, so it has the number before
     writes_summary = runtime.agent.memory is not None and runtime.agent.memory.due
-    summary_number = turn.number(runtime.role) if writes_summary else None
-    call = episode.new_call(turn, agent_id, runtime, context.step)
+    summary_number = turn.number(runtime.role, context.branch) if writes_summary else None
+    call = episode.new_call(turn, agent_id, runtime, context.step, context.branch)
     entries = list(context.entries) or turn.seen(context.sees)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
     if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor

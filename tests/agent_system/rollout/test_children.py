@@ -30,6 +30,7 @@ from agent_system.children import LONGEST_TASK, Child, spawn, task_lines
 from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.tools import ToolAgent, calculator, delegate
 from tests.agent_system.rollout.conftest import OneTurn
+from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.ppo.credit.advantage import compute_advantage, group_keys
@@ -518,6 +519,42 @@ def test_a_tool_of_a_child_has_the_depth_limit_around_it(play: Callable[..., Any
         heard == ["error: nothing can be delegated at depth 1, the limit; answer yourself", "4"][: 2 - spawns]
     )
     assert [s.identity.depth for s in result.episodes[0].samples] == ([1, 1] if spawns else [0, 1, 1, 0])
+
+
+class Patient(BaseOrchestra):
+    """Answers itself when the call of the Boss fails; then a Worker replies."""
+
+    agents = ("Boss", "Worker")
+
+    async def run(self, turn: Turn) -> str:
+        try:
+            return (await turn.act("Boss")).action
+        except RolloutError:
+            await asyncio.sleep(0.05)  # what still runs ends meanwhile
+            return str((await turn.act("Worker")).action)
+
+
+@pytest.mark.parametrize("fails_in", ["last round", "child"])
+def test_children_of_a_call_that_failed_are_not_trained(play: Callable[..., Any], fails_in: str) -> None:
+    """Those at all depths, and those that still run when another one has failed."""
+
+    def script(prompt: str, request: Any) -> str:
+        if "Do: " in prompt:
+            return "4"
+        if "Boss: abc" in prompt and results_in(prompt) and fails_in == "last round":
+            raise RolloutError("no reply")
+        if "Boss: a<" in prompt and fails_in == "child":
+            raise RolloutError("no reply")
+        return boss(prompt, request)
+
+    result = head(play, script, agents=BOSS | {"Worker": AGENTS["Worker"]}, orchestra=Patient(), env=Acting)
+    (episode,) = result.episodes
+    assert episode.failure is None and episode.answer == "4"
+    assert [(s.agent_id, s.identity.trained) for s in episode.samples] == [("Worker", True)]
+    assert not any(s.identity.trained for s in episode.unheard)
+    depths = sorted(s.identity.depth for s in episode.unheard)
+    assert depths == ([0, 1, 1, 1, 2, 2] if fails_in == "last round" else [1, 1, 2, 2])
+    assert list(result.batch.non_tensor_batch["agent_id"]) == ["Worker"]
 
 
 def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is_an_error(
