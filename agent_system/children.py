@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -112,14 +111,14 @@ async def spawn(
 
     Raises:
         AgentSystemError: a child spawns at the depth limit, or while another call or spawn of it
-            runs; `tasks` is one text; a limit is out of range.
+            runs; another spawn of the turn runs; `tasks` is one text; a limit is out of range.
     """
     turn = parent if isinstance(parent, Turn) else parent.turn
     around = None if isinstance(parent, Turn) else parent.branch
     limit = around.limit if around is not None else 1 if depth is None else depth
     level = 1 if around is None else around.depth + 1
     _check(tasks, most, limit, level, depth is not None and around is not None)
-    with nullcontext() if around is None else around.alone():
+    with turn.one_spawn() if around is None else around.alone():
         if not isinstance(work, str):
             play = work
 
@@ -188,7 +187,7 @@ class ToolCaller:
 
     Attributes:
         turn: the turn.
-        context: what the call's prompt shows.
+        context: what the call's prompt shows; its children read the same entries.
         children: number of children so far.
     """
 

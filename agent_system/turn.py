@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import Entry, render_entries
 from agent_system.environment import Observation
+from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
 from agent_system.projection import Projection
 
@@ -23,7 +25,7 @@ class TurnOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or without any the team
+    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or with None the team
     context: replies whose `step` is in `sees`, None: all and the notes. The call's own reply has
     `step`. `branch` is the part of the turn that calls, where several run in waves.
     """
@@ -32,7 +34,7 @@ class CallContext:
     step: str = ""
     sees: frozenset[str] | None = None
     branch: Branch | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] | None = None
 
 
 class Turn:
@@ -64,6 +66,7 @@ class Turn:
         self.callers: dict[int, str] = {}
         self.design = ""
         self._sampler = sampler
+        self._is_spawning = False
         self._entries: list[Entry | None] = []
         self._steps: list[str] = []  # of each entry
 
@@ -110,6 +113,21 @@ class Turn:
             raise TurnOver(
                 f"{agent_id} was called after the environment ended the episode in turn {self.step}"
             )
+
+    @contextmanager
+    def one_spawn(self) -> Iterator[None]:
+        """Mark the turn for the time of a spawn outside of children. Raise AgentSystemError if there
+        is one: their children would be numbered in the order of replies.
+        """
+        if self._is_spawning:
+            raise AgentSystemError(
+                "a turn awaits its spawns one by one; a child spawns with itself as the parent"
+            )
+        self._is_spawning = True
+        try:
+            yield
+        finally:
+            self._is_spawning = False
 
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""

@@ -255,6 +255,36 @@ def test_a_child_that_makes_two_calls_at_once_is_refused_in_one_line(
     )
 
 
+async def side_by_side(turn: Turn) -> str:
+    return str(await asyncio.gather(spawn(turn, "Worker", ["x"]), spawn(turn, "Worker", ["y"])))
+
+
+async def around_its_child(turn: Turn) -> str:
+    async def work(child: Child, task: str) -> str:
+        return str(await spawn(child.turn, "Worker", [task]))
+
+    return str(await spawn(turn, work, ["x"], depth=2))
+
+
+@pytest.mark.parametrize("work", [side_by_side, around_its_child])
+def test_a_second_spawn_of_a_turn_at_the_same_time_is_refused_in_one_line(
+    play: Callable[..., Any], work: Callable[[Turn], Any]
+) -> None:
+    result = play(work, lambda *_: "4", max_failure_rate=1.0)
+    assert result.episodes[0].failure.startswith(
+        "AgentSystemError: a turn awaits its spawns one by one; a child spawns with itself as the parent ("
+    )
+
+
+def test_a_turn_spawns_again_after_a_spawn_that_failed(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        with pytest.raises(AgentSystemError, match="no agent 'Wroker'"):
+            await spawn(turn, "Wroker", ["x"])
+        return str((await spawn(turn, "Worker", ["y"]))[0].action)
+
+    assert play(work, lambda *_: "4").episodes[0].answer == "4"
+
+
 async def tangled(turn: Turn) -> str:
     async def work(child: Child, task: str) -> str:
         reply = Projection("")
@@ -519,6 +549,35 @@ def test_a_tool_of_a_child_has_the_depth_limit_around_it(play: Callable[..., Any
         heard == ["error: nothing can be delegated at depth 1, the limit; answer yourself", "4"][: 2 - spawns]
     )
     assert [s.identity.depth for s in result.episodes[0].samples] == ([1, 1] if spawns else [0, 1, 1, 0])
+
+
+class Asking(ToolAgent):
+    prompt = "Boss: {task} {team_context}"
+    tools = (delegate("Worker"),)
+
+
+def test_children_of_a_call_read_what_it_read(play: Callable[..., Any]) -> None:
+    """Nothing, although others have replied before they begin."""
+
+    class Beside(BaseOrchestra):
+        agents = ("Boss", "Planner", "Worker")
+
+        async def run(self, turn: Turn) -> str:
+            boss_reply, _ = await asyncio.gather(turn.act("Boss"), turn.act("Planner"))
+            return boss_reply.action
+
+    waits = [0.01]  # of the Boss, which is called first
+
+    async def delay(_: Any) -> None:
+        await asyncio.sleep(waits.pop() if waits else 0)
+
+    def script(prompt: str, _: Any) -> str:
+        return called("x") if "Boss: " in prompt and not results_in(prompt) else "reply"
+
+    agents = {**AGENTS, "Boss": Asking("Boss")}
+    result = head(play, script, agents=agents, orchestra=Beside(), delay=delay)
+    (child,) = [s for s in result.episodes[0].samples if s.identity.depth]
+    assert child.request.messages[0]["content"].strip() == "Do: x in abc"
 
 
 class Patient(BaseOrchestra):
