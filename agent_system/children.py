@@ -75,12 +75,13 @@ class Child:
 async def child_call(turn: Turn, agent_id: str, context: CallContext) -> Projection:
     """Call an agent as a child. A prompt that is too long, as a task that a model wrote may make it,
     is no call and costs no episode: its reply is empty and invalid, and `env/spawn/too_long` counts
-    it.
+    it, which is 0 if no prompt was.
     """
+    turn.counts[TOO_LONG] += 0
     try:
         return await turn.call(agent_id, context)
     except PromptTooLongError:
-        turn.info[TOO_LONG] = turn.info.get(TOO_LONG, 0) + 1
+        turn.counts[TOO_LONG] += 1
         return Projection("", False)
 
 

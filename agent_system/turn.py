@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Turn:
         memory: memory of earlier turns.
         info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into
             the episode's info.
+        counts: numbers like those of `info`, which add up over the turns of the episode.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
         callers: agents of the calls so far, by the calls' numbers.
         design: key of the team file whose steps are played, for the samples of the calls that follow.
@@ -62,6 +64,7 @@ class Turn:
         self.step = step
         self.memory = memory
         self.info: dict[str, Any] = {}
+        self.counts = Counter[str]()
         self.done = False
         self.callers: dict[int, str] = {}
         self.design = ""

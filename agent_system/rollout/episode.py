@@ -146,7 +146,7 @@ class Episode:
         turn = self.require_turn()
         if self.before_step is not None:
             await self.before_step()
-        self.info.update(turn.info)
+        self._add_info(turn)
         if turn.done:
             self.turn = None
             return Outcome(done=True)
@@ -169,8 +169,13 @@ class Episode:
         """
         turn = self.require_turn()
         self.turn = None
-        self.info.update({**turn.info, **outcome.info})
+        self._add_info(turn)
+        self.info.update(outcome.info)
         self.ledger.step(outcome)
+
+    def _add_info(self, turn: Turn) -> None:
+        self.info.update(turn.info)
+        self.info.update({name: self.info.get(name, 0) + count for name, count in turn.counts.items()})
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
         self._answer = ""

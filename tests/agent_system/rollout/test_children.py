@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -226,6 +227,25 @@ def test_ten_thousand_lines_and_a_task_that_no_prompt_can_show_cost_no_episode(
     assert [s.text for s in result.episodes[0].samples] == ["0", "1"]
     assert result.metrics["env/spawn/too_long"] == 1.0
     assert [s.rewards.reward for s in result.episodes[0].samples] == [0.0, 0.0]
+
+
+class ThreeTurns(OneTurn):
+    def step(self, action: str) -> Outcome:
+        return replace(super().step(action), done=False)
+
+
+@pytest.mark.parametrize("long", [(2, 0, 1), (0, 1, 0), (0, 0, 0)])
+def test_prompts_that_are_too_long_add_up_over_turns(play: Callable[..., Any], long: tuple[int, ...]) -> None:
+    async def work(turn: Turn) -> str:
+        if turn.step < 3:
+            await spawn(turn, "Worker", ["y" * LONGEST_TASK] * long[turn.step - 1] + ["x"])
+        else:
+            await spawn(turn, "Worker", ["y" * LONGEST_TASK] * long[2])
+        return "4"
+
+    result = play(work, lambda *_: "4", env=ThreeTurns, max_prompt_length=500, max_steps=3)
+    assert result.episodes[0].turns == 3
+    assert result.metrics["env/spawn/too_long"] == sum(long)
 
 
 async def two_calls(child: Child, task: str) -> str:
