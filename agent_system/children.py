@@ -53,11 +53,13 @@ class Child:
     Attributes:
         turn: the turn.
         branch: the branch; `branch.depth` is the depth of its calls.
+        task: the task.
     """
 
-    def __init__(self, turn: Turn, branch: Branch) -> None:
+    def __init__(self, turn: Turn, branch: Branch, task: str) -> None:
         self.turn = turn
         self.branch = branch
+        self.task = task
 
     @property
     def may_spawn(self) -> bool:
@@ -65,11 +67,14 @@ class Child:
         return self.branch.depth < self.branch.limit
 
     async def act(self, agent_id: str, **variables: Any) -> Projection:
-        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long. Raise
+        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long. The
+        variable `task`, or without it the task of the child, is part of the call's anchor. Raise
         AgentSystemError while another call or spawn of the child runs.
         """
+        task = str(variables.get("task") or self.task)
         with self.branch.alone():
-            return await child_call(self.turn, agent_id, CallContext(variables, branch=self.branch))
+            context = CallContext(variables, branch=self.branch, task=task)
+            return await child_call(self.turn, agent_id, context)
 
 
 async def child_call(turn: Turn, agent_id: str, context: CallContext) -> Projection:
@@ -124,7 +129,7 @@ async def spawn(
             play = work
 
             async def one(task: str, branch: Branch) -> Any:
-                return await play(Child(turn, branch), task, **variables)
+                return await play(Child(turn, branch, task), task, **variables)
 
             works = [partial(one, task) for task in tasks[:most]]
             return await in_waves(works, around, depth=level, limit=limit)
@@ -170,7 +175,8 @@ async def call_children(
     total.update(children=min(len(tasks), most), left_out=max(len(tasks) - most, 0))
 
     async def one(task: str, branch: Branch) -> Projection:
-        filled = replace(context, variables={**context.variables, "task": task}, branch=branch)
+        variables = {**context.variables, "task": task}
+        filled = replace(context, variables=variables, branch=branch, task=task)
         reply = await child_call(turn, agent_id, filled)
         parts = task_lines(reply.action) if depth < limit and reply.valid else []
         if len(parts) < 2:
@@ -222,7 +228,7 @@ class ToolCaller:
         """Call an agent for a task, as a child; `limit` is the largest depth."""
         self.children += 1
         branch = Branch(self._waves, self._waves.join(), self.depth, limit)
-        context = replace(self.context, variables={"task": task}, step="", branch=branch)
+        context = replace(self.context, variables={"task": task}, step="", branch=branch, task=task)
         try:
             await asyncio.sleep(0)  # the other tool calls of the reply join before the first wave
             return await child_call(self.turn, agent_id, context)

@@ -28,7 +28,8 @@ class TurnOver(Exception):
 class CallContext:
     """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or with None the team
     context: replies whose `step` is in `sees`, None: all and the notes. The call's own reply has
-    `step`. `branch` is the part of the turn that calls, where several run in waves.
+    `step`. `branch` is the part of the turn that calls, where several run in waves; `task` belongs to the
+    anchor of a child.
     """
 
     variables: Mapping[str, Any]
@@ -36,6 +37,7 @@ class CallContext:
     sees: frozenset[str] | None = None
     branch: Branch | None = None
     entries: tuple[Entry, ...] | None = None
+    task: str = ""
 
 
 class Turn:

@@ -58,10 +58,10 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     call = episode.new_call(turn, agent_id, runtime, context.step, context.branch)
     entries = turn.seen(context.sees) if context.entries is None else list(context.entries)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
-    if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor
-        call = replace(call, depth=context.branch.depth, so_far=(str(context.variables.get("task", "")),))
+    if context.branch is not None and context.branch.depth:
+        call = replace(call, depth=context.branch.depth, so_far=(context.task,))
     text = call.seen.text
-    filled = {"task": text, **call.seen.info, "env_prompt": text, "step": turn.step, **context.variables}
+    filled = {**call.seen.info, "task": text, "env_prompt": text, "step": turn.step, **context.variables}
     if summary_number is not None:
         from agent_system.rollout.summary import summarize  # of summaries alone
 

@@ -23,6 +23,7 @@ from agent_system import (
     Observation,
     Outcome,
     Projection,
+    SummaryMemory,
     Task,
     Turn,
     boxed_answer,
@@ -246,6 +247,50 @@ def test_prompts_that_are_too_long_add_up_over_turns(play: Callable[..., Any], l
     result = play(work, lambda *_: "4", env=ThreeTurns, max_prompt_length=500, max_steps=3)
     assert result.episodes[0].turns == 3
     assert result.metrics["env/spawn/too_long"] == sum(long)
+
+
+class Informed(OneTurn):
+    def reset(self, task: Task) -> Observation:
+        return replace(super().reset(task), info={"task": "of the environment"})
+
+
+def test_outside_of_children_the_task_is_the_observation(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        return str((await turn.act("Worker")).action)
+
+    (sample,) = play(work, lambda *_: "4", env=Informed).episodes[0].samples
+    assert sample.request.messages[0]["content"].strip() == "Do: Count. in Count."
+
+
+class Asked(BaseAgent):
+    prompt = "Do: {question} in {env_prompt} {team_context}"
+
+
+def test_the_task_of_a_child_is_in_its_anchor_by_whatever_name(play: Callable[..., Any]) -> None:
+    async def work(child: Child, task: str) -> str:
+        await child.act("Worker", question=task)
+        return str((await child.act("Worker", question=task, task="second " + task)).action)
+
+    async def run(turn: Turn) -> str:
+        return "".join(await spawn(turn, work, ["a", "b"]))
+
+    result = play(run, lambda *_: "4", agents={**AGENTS, "Worker": Asked("Worker")})
+    anchors = [s.identity.anchor for s in result.episodes[0].samples]
+    assert anchors == [f"Count.\n{task}" for task in ("a", "b", "second a", "second b")]
+
+
+class Remembering(Worker):
+    memory_class = SummaryMemory
+
+
+def test_the_task_of_a_child_is_in_the_anchor_of_its_summary(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        return str((await spawn(turn, "Worker", [f"x{turn.step}"]))[0].action)
+
+    agents = {**AGENTS, "Worker": Remembering("Worker")}
+    result = play(work, lambda *_: "4", agents=agents, env=ThreeTurns, max_steps=3, history_length=1)
+    anchors = {s.identity.anchor for s in result.episodes[0].samples if s.identity.summary}
+    assert anchors == {"Count.\nx2\nsummary", "Count.\nx3\nsummary"}
 
 
 async def two_calls(child: Child, task: str) -> str:
