@@ -53,11 +53,13 @@ class Child:
     Attributes:
         turn: the turn.
         branch: the branch; `branch.depth` is the depth of its calls.
+        task: the task.
     """
 
-    def __init__(self, turn: Turn, branch: Branch) -> None:
+    def __init__(self, turn: Turn, branch: Branch, task: str) -> None:
         self.turn = turn
         self.branch = branch
+        self.task = task
 
     @property
     def may_spawn(self) -> bool:
@@ -65,19 +67,26 @@ class Child:
         return self.branch.depth < self.branch.limit
 
     async def act(self, agent_id: str, **variables: Any) -> Projection:
-        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long."""
-        return await child_call(self.turn, agent_id, CallContext(variables, branch=self.branch))
+        """Call an agent as `Turn.act` does; an empty, invalid reply if its prompt is too long. The
+        variable `task`, or without it the task of the child, is part of the call's anchor. Raise
+        AgentSystemError while another call or spawn of the child runs.
+        """
+        task = str(variables.get("task") or self.task)
+        with self.branch.alone():
+            context = CallContext(variables, branch=self.branch, task=task)
+            return await child_call(self.turn, agent_id, context)
 
 
 async def child_call(turn: Turn, agent_id: str, context: CallContext) -> Projection:
     """Call an agent as a child. A prompt that is too long, as a task that a model wrote may make it,
     is no call and costs no episode: its reply is empty and invalid, and `env/spawn/too_long` counts
-    it.
+    it, which is 0 if no prompt was.
     """
+    turn.counts[TOO_LONG] += 0
     try:
         return await turn.call(agent_id, context)
     except PromptTooLongError:
-        turn.info[TOO_LONG] = turn.info.get(TOO_LONG, 0) + 1
+        turn.counts[TOO_LONG] += 1
         return Projection("", False)
 
 
@@ -107,29 +116,30 @@ async def spawn(
         variables: further variables of the agent's prompt, or arguments of the function.
 
     Raises:
-        AgentSystemError: a child spawns at the depth limit; `tasks` is one text; a limit is out of
-            range.
+        AgentSystemError: a child spawns at the depth limit, or while another call or spawn of it
+            runs; another spawn of the turn runs; `tasks` is one text; a limit is out of range.
     """
     turn = parent if isinstance(parent, Turn) else parent.turn
     around = None if isinstance(parent, Turn) else parent.branch
     limit = around.limit if around is not None else 1 if depth is None else depth
     level = 1 if around is None else around.depth + 1
     _check(tasks, most, limit, level, depth is not None and around is not None)
-    if not isinstance(work, str):
-        play = work
+    with turn.one_spawn() if around is None else around.alone():
+        if not isinstance(work, str):
+            play = work
 
-        async def one(task: str, branch: Branch) -> Any:
-            return await play(Child(turn, branch), task, **variables)
+            async def one(task: str, branch: Branch) -> Any:
+                return await play(Child(turn, branch, task), task, **variables)
 
-        works = [partial(one, task) for task in tasks[:most]]
-        return await in_waves(works, around, depth=level, limit=limit)
-    place = turn.reserve() if around is None else None
-    # what stands in the team context before the spawn, and nothing of the children
-    context = CallContext(variables)
-    replies = await call_children(turn, around, work, tasks, context, most=most, limit=limit)
-    if place is not None:
-        show(turn, place, work, joined(replies))
-    return replies
+            works = [partial(one, task) for task in tasks[:most]]
+            return await in_waves(works, around, depth=level, limit=limit)
+        place = turn.reserve() if around is None else None
+        # what stands in the team context before the spawn, and nothing of the children
+        context = CallContext(variables)
+        replies = await call_children(turn, around, work, tasks, context, most=most, limit=limit)
+        if place is not None:
+            show(turn, place, work, joined(replies))
+        return replies
 
 
 def show(turn: Turn, place: int, agent_id: str, result: Projection) -> None:
@@ -165,7 +175,8 @@ async def call_children(
     total.update(children=min(len(tasks), most), left_out=max(len(tasks) - most, 0))
 
     async def one(task: str, branch: Branch) -> Projection:
-        filled = replace(context, variables={**context.variables, "task": task}, branch=branch)
+        variables = {**context.variables, "task": task}
+        filled = replace(context, variables=variables, branch=branch, task=task)
         reply = await child_call(turn, agent_id, filled)
         parts = task_lines(reply.action) if depth < limit and reply.valid else []
         if len(parts) < 2:
@@ -183,7 +194,7 @@ class ToolCaller:
 
     Attributes:
         turn: the turn.
-        context: what the call's prompt shows.
+        context: what the call's prompt shows; its children read the same entries.
         children: number of children so far.
     """
 
@@ -198,11 +209,26 @@ class ToolCaller:
         """Depth of its children."""
         return 1 if self.context.branch is None else self.context.branch.depth + 1
 
+    def leave_unheard(self, leave: Callable[[int], None]) -> None:
+        """Call a function with the number of each generation of its children, at all depths, and of
+        those that are still to come.
+        """
+        for number in self._waves.numbers:
+            leave(number)
+        self._waves.hear = leave
+
+    def limit(self, depth: int) -> int:
+        """Return the largest depth of the children of a tool with the limit `depth`: not more than
+        that of the spawn, or of the tool, around the call.
+        """
+        around = self.context.branch
+        return depth if around is None or not around.depth else min(depth, around.limit)
+
     async def call(self, agent_id: str, task: str, limit: int) -> Projection:
         """Call an agent for a task, as a child; `limit` is the largest depth."""
         self.children += 1
         branch = Branch(self._waves, self._waves.join(), self.depth, limit)
-        context = replace(self.context, variables={"task": task}, step="", branch=branch)
+        context = replace(self.context, variables={"task": task}, step="", branch=branch, task=task)
         try:
             await asyncio.sleep(0)  # the other tool calls of the reply join before the first wave
             return await child_call(self.turn, agent_id, context)

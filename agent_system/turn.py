@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import Entry, render_entries
 from agent_system.environment import Observation
+from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory
 from agent_system.projection import Projection
 
@@ -23,16 +26,18 @@ class TurnOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or without any the team
+    """What a call's prompt shows: `variables` as of `Turn.act`, and `entries`, or with None the team
     context: replies whose `step` is in `sees`, None: all and the notes. The call's own reply has
-    `step`. `branch` is the part of the turn that calls, where several run in waves.
+    `step`. `branch` is the part of the turn that calls, where several run in waves; `task` belongs to the
+    anchor of a child.
     """
 
     variables: Mapping[str, Any]
     step: str = ""
     sees: frozenset[str] | None = None
     branch: Branch | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] | None = None
+    task: str = ""
 
 
 class Turn:
@@ -50,6 +55,7 @@ class Turn:
         memory: memory of earlier turns.
         info: numbers that the orchestra adds to the metrics (`env/<name>`); they are merged into
             the episode's info.
+        counts: numbers like those of `info`, which add up over the turns of the episode.
         done: the environment has ended the episode; a further `act` raises `TurnOver`.
         callers: agents of the calls so far, by the calls' numbers.
         design: key of the team file whose steps are played, for the samples of the calls that follow.
@@ -60,10 +66,12 @@ class Turn:
         self.step = step
         self.memory = memory
         self.info: dict[str, Any] = {}
+        self.counts = Counter[str]()
         self.done = False
         self.callers: dict[int, str] = {}
         self.design = ""
         self._sampler = sampler
+        self._is_spawning = False
         self._entries: list[Entry | None] = []
         self._steps: list[str] = []  # of each entry
 
@@ -111,16 +119,33 @@ class Turn:
                 f"{agent_id} was called after the environment ended the episode in turn {self.step}"
             )
 
+    @contextmanager
+    def one_spawn(self) -> Iterator[None]:
+        """Mark the turn for the time of a spawn outside of children. Raise AgentSystemError if there
+        is one: their children would be numbered in the order of replies.
+        """
+        if self._is_spawning:
+            raise AgentSystemError(
+                "a turn awaits its spawns one by one; a child spawns with itself as the parent"
+            )
+        self._is_spawning = True
+        try:
+            yield
+        finally:
+            self._is_spawning = False
+
     def note(self, speaker: str, text: str) -> None:
         """Add a text that no agent wrote, such as a tool's result, to the team context."""
         self.record(self.reserve(), Entry(speaker, text))
 
-    def number(self, role: str) -> int:
+    def number(self, role: str, branch: Branch | None = None) -> int:
         """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name
-        for the environment.
+        for the environment, `branch` the branch that calls it.
         """
         number = max(self.callers, default=-1) + 1
         self.callers[number] = role
+        if branch is not None:
+            branch.waves.count(number)
         return number
 
     def reserve(self, step: str = "") -> int:

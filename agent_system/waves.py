@@ -6,8 +6,11 @@ branches, so their numbers and seeds never depend on which reply comes first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
+
+from agent_system.errors import AgentSystemError
 
 T = TypeVar("T")
 
@@ -20,15 +23,32 @@ class Branch:
         place: its place among them.
         depth: number of spawns around it; a child of the team is at 1.
         limit: largest depth of its children.
+        busy: it waits for a call or a spawn of its own.
     """
 
-    __slots__ = ("depth", "limit", "place", "waves")
+    __slots__ = ("busy", "depth", "limit", "place", "waves")
 
     def __init__(self, waves: Waves, place: int, depth: int = 0, limit: int = 0) -> None:
         self.waves = waves
         self.place = place
         self.depth = depth
         self.limit = limit
+        self.busy = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Mark the branch as busy for the time of a call or a spawn. Raise AgentSystemError if it
+        already is: a wave has one place for each branch.
+        """
+        if self.busy:
+            raise AgentSystemError(
+                "a child awaits its calls one by one; give calls at the same time to spawn"
+            )
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
 
     async def enter(self) -> None:
         """Wait until every branch waits or has ended; then those that wait go on, in their order."""
@@ -36,7 +56,12 @@ class Branch:
 
 
 class Waves:
-    """Branches of a turn: none makes a call before all others can make theirs."""
+    """Branches of a turn: none makes a call before all others can make theirs.
+
+    Attributes:
+        numbers: of the generations in the branches, and inside of these.
+        hear: called with every further number; None: nobody asks.
+    """
 
     def __init__(self, branches: int = 0, around: Branch | None = None) -> None:
         """Start with `branches` that have made no call, inside of the branch `around`."""
@@ -44,6 +69,16 @@ class Waves:
         self._count = branches
         self._running = branches
         self._around = around
+        self.numbers: list[int] = []
+        self.hear: Callable[[int], None] | None = None
+
+    def count(self, number: int) -> None:
+        """Add the number of a generation in a branch."""
+        self.numbers.append(number)
+        if self.hear is not None:
+            self.hear(number)
+        if self._around is not None:
+            self._around.waves.count(number)
 
     def join(self) -> int:
         """Add a branch, and return its place."""

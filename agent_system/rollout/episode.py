@@ -30,6 +30,7 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.tool_use import ToolUse
 from agent_system.turn import Sampler, Turn, TurnOver
+from agent_system.waves import Branch
 from verl.utils.names import did_you_mean
 
 
@@ -145,7 +146,7 @@ class Episode:
         turn = self.require_turn()
         if self.before_step is not None:
             await self.before_step()
-        self.info.update(turn.info)
+        self._add_info(turn)
         if turn.done:
             self.turn = None
             return Outcome(done=True)
@@ -168,8 +169,13 @@ class Episode:
         """
         turn = self.require_turn()
         self.turn = None
-        self.info.update({**turn.info, **outcome.info})
+        self._add_info(turn)
+        self.info.update(outcome.info)
         self.ledger.step(outcome)
+
+    def _add_info(self, turn: Turn) -> None:
+        self.info.update(turn.info)
+        self.info.update({name: self.info.get(name, 0) + count for name, count in turn.counts.items()})
 
     def _begin(self, observation: Observation, step: int, memory: Memory) -> None:
         self._answer = ""
@@ -189,11 +195,18 @@ class Episode:
         self._runtime_of(agent_id)
         return self.agents.now(agent_id)
 
-    def new_call(self, turn: Turn, agent_id: str, runtime: AgentRuntime, step: str = "") -> Call:
+    def new_call(
+        self,
+        turn: Turn,
+        agent_id: str,
+        runtime: AgentRuntime,
+        step: str = "",
+        branch: Branch | None = None,
+    ) -> Call:
         """Return the next call of a turn, without its prompt and what the agent alone observes;
-        `step` as in `CallContext`.
+        `step` and `branch` as in `CallContext`.
         """
-        number = turn.number(runtime.role)
+        number = turn.number(runtime.role, branch)
         return Call(
             spec=self.spec,
             agent_id=agent_id,

@@ -22,7 +22,7 @@ class Ledger:
         rounds: number of the last generation of a call, by (turn, call) of the earlier ones: rounds
             of a `ToolAgent`, a summary.
         unheard: (turn, call) of replies to a program that no client has got, and of rounds of a
-            `ToolAgent`'s call that failed.
+            `ToolAgent`'s call that failed, and of its children.
         delivered: place in the order of replies, by (turn, call), of those to a program that a
             client has got.
     """

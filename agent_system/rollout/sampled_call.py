@@ -19,6 +19,8 @@ async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: Cal
     Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply
     that arrives after the end of the episode, and the errors of the environment.
     """
+    if context.entries is None:  # as they are now, for the children of the call as well
+        context = replace(context, entries=tuple(turn.seen(context.sees)))
     call = await prompted_call(episode, turn, agent_id, context)
     if call.runtime.agent.calls_tools:
         # rounds of tool calls, which an agent without tools does not have
@@ -52,14 +54,14 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     runtime = episode.admit(agent_id)
     # the summary is generated before the reply, so it has the number before
     writes_summary = runtime.agent.memory is not None and runtime.agent.memory.due
-    summary_number = turn.number(runtime.role) if writes_summary else None
-    call = episode.new_call(turn, agent_id, runtime, context.step)
-    entries = list(context.entries) or turn.seen(context.sees)
+    summary_number = turn.number(runtime.role, context.branch) if writes_summary else None
+    call = episode.new_call(turn, agent_id, runtime, context.step, context.branch)
+    entries = turn.seen(context.sees) if context.entries is None else list(context.entries)
     call = replace(call, seen=await episode.observe(runtime.role, turn))
-    if context.branch is not None and context.branch.depth:  # the task is part of a child's anchor
-        call = replace(call, depth=context.branch.depth, so_far=(str(context.variables.get("task", "")),))
+    if context.branch is not None and context.branch.depth:
+        call = replace(call, depth=context.branch.depth, so_far=(context.task,))
     text = call.seen.text
-    filled = {"task": text, **call.seen.info, "env_prompt": text, "step": turn.step, **context.variables}
+    filled = {**call.seen.info, "task": text, "env_prompt": text, "step": turn.step, **context.variables}
     if summary_number is not None:
         from agent_system.rollout.summary import summarize  # of summaries alone
 

@@ -42,7 +42,7 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
     prompt = runtime.prompts.build(variables, [], memory)
     seed = stable_seed(call.seed, "summary")
     summary_call = replace(
-        call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=("summary",)
+        call, runtime=runtime, number=number, prompt=prompt, seed=seed, so_far=(*call.so_far, "summary")
     )
     reply = await summary_call.reply(clock)
     agent.memory.rewrite(reply.projection.action)

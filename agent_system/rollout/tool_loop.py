@@ -4,6 +4,7 @@ the tokens exactly.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -297,12 +298,14 @@ async def play_rounds(episode: Episode, turn: Turn, call: Call, context: CallCon
         context: of the call.
     """
     numbers = [call.number]
+    caller = ToolCaller(turn, context)
     try:
-        call, reply = await _rounds(episode, ToolCaller(turn, context), call, numbers)
+        call, reply = await _rounds(episode, caller, call, numbers)
     except BaseException:
-        # the call has no result, so nobody hears of its rounds: they are neither rewarded nor
-        # trained
+        # the call has no result, so nobody hears of its rounds and its children, also those that
+        # still run: they are neither rewarded nor trained
         episode.ledger.unheard.update((turn.step, number) for number in numbers)
+        caller.leave_unheard(lambda number: episode.ledger.unheard.add((turn.step, number)))
         raise
     # the rewards of a call are recorded at its last round
     episode.ledger.rounds.update(((turn.step, number), call.number) for number in numbers[:-1])
@@ -352,7 +355,7 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
         )
         if branch is not None:
             await branch.enter()  # a round has a number and reads the order of replies, as a call
-        numbers.append(caller.turn.number(call.runtime.role))
+        numbers.append(caller.turn.number(call.runtime.role, branch))
         call = replace(
             call,
             runtime=runtime,
@@ -362,6 +365,7 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             prior_replies=episode.reply_count,
             seed=stable_seed(seed, "round", number + 1),
         )
+        await asyncio.sleep(0)  # as calls: rounds of a wave begin before any of them gets a reply
         episode.waiting_for = f"the reply of {call.label}"
         restarted = anew
     return call, reply

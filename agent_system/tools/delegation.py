@@ -57,22 +57,23 @@ class DelegateTool(Tool):
         if caller is None:
             raise AgentSystemError("delegate works in the calls of an episode alone")
         task = str(arguments["task"]).strip()
-        self._check(task, caller)
+        limit = caller.limit(self.depth)
+        self._check(task, caller, limit)
         try:
-            reply = await caller.call(self.agent_id, task, self.depth)
+            reply = await caller.call(self.agent_id, task, limit)
         except TimeoutError as error:  # one of the environment, not of the tool
             raise AgentSystemError(f"the call of {self.agent_id!r} by delegate: {error!r}") from error
         if not reply.valid:
             raise ToolError(f"{self.agent_id} gave no answer that could be read")
         return str(reply.action)
 
-    def _check(self, task: str, caller: ToolCaller) -> None:
+    def _check(self, task: str, caller: ToolCaller, limit: int) -> None:
         if not task:
             raise ToolError("the task is empty")
         if len(task) > LONGEST_TASK:
             raise ToolError(f"the task has {len(task):,} characters, more than {LONGEST_TASK:,}")
-        if caller.depth > self.depth:
-            raise ToolError(f"nothing can be delegated at depth {self.depth}, the limit; answer yourself")
+        if caller.depth > limit:
+            raise ToolError(f"nothing can be delegated at depth {limit}, the limit; answer yourself")
         if caller.children >= self.most:
             raise ToolError(f"{self.most} tasks, the most, have been delegated; answer yourself")
 
@@ -87,7 +88,8 @@ def delegate(agent_id: str, *, most: int = 4, depth: int = 1) -> DelegateTool:
     Args:
         agent_id: the agent.
         most: largest number of children of one call, in all of its rounds.
-        depth: largest depth of children. The model hears of these limits when it exceeds them.
+        depth: largest depth of children, of a child not more than that of the tool, or spawn, that
+            called it. The model hears of these limits when it exceeds them.
 
     Raises:
         AgentSystemError: a limit is out of range.

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent_system.children import CHILD_FIELDS
+from agent_system.children import CHILD_FIELDS, MAX_DEPTH
 from agent_system.workflows.graph.schema import (
     AgentSpec,
     AnyStep,
@@ -564,7 +564,9 @@ class _Cost:
             case SpawnStep():
                 keys = step.spawn
                 depths = range(1, keys.depth + 1)
-                return sum(keys.max**depth * self._of_agent(keys.agent, depth) for depth in depths)
+                return sum(
+                    keys.max**depth * self._of_agent(keys.agent, depth, keys.depth) for depth in depths
+                )
             case LoopStep():
                 return step.loop * self.of_steps(step.do)
             case IfStep():
@@ -573,10 +575,12 @@ class _Cost:
                 return sum(map(self.of_steps, step.parallel))
         return 0
 
-    def _of_agent(self, name: str, depth: int = 0) -> int:
-        """Return the number of a call at a depth, with its children."""
-        tools = delegates(self.agents[name])
-        inner = [t.max * self._of_agent(t.delegate, depth + 1) for t in tools if depth < t.depth]
+    def _of_agent(self, name: str, depth: int = 0, limit: int = MAX_DEPTH) -> int:
+        """Return the number of a call at a depth, with its children; `limit` is the largest depth of
+        the spawn or tool around.
+        """
+        tools = [(t, min(t.depth, limit)) for t in delegates(self.agents[name])]
+        inner = [t.max * self._of_agent(t.delegate, depth + 1, most) for t, most in tools if depth < most]
         return 1 + sum(inner)
 
 

@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from agent_system import (
     Observation,
     Outcome,
     Projection,
+    SummaryMemory,
     Task,
     Turn,
     boxed_answer,
@@ -30,6 +32,7 @@ from agent_system.children import LONGEST_TASK, Child, spawn, task_lines
 from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.tools import ToolAgent, calculator, delegate
 from tests.agent_system.rollout.conftest import OneTurn
+from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.ppo.credit.advantage import compute_advantage, group_keys
@@ -225,6 +228,126 @@ def test_ten_thousand_lines_and_a_task_that_no_prompt_can_show_cost_no_episode(
     assert [s.text for s in result.episodes[0].samples] == ["0", "1"]
     assert result.metrics["env/spawn/too_long"] == 1.0
     assert [s.rewards.reward for s in result.episodes[0].samples] == [0.0, 0.0]
+
+
+class ThreeTurns(OneTurn):
+    def step(self, action: str) -> Outcome:
+        return replace(super().step(action), done=False)
+
+
+@pytest.mark.parametrize("long", [(2, 0, 1), (0, 1, 0), (0, 0, 0)])
+def test_prompts_that_are_too_long_add_up_over_turns(play: Callable[..., Any], long: tuple[int, ...]) -> None:
+    async def work(turn: Turn) -> str:
+        if turn.step < 3:
+            await spawn(turn, "Worker", ["y" * LONGEST_TASK] * long[turn.step - 1] + ["x"])
+        else:
+            await spawn(turn, "Worker", ["y" * LONGEST_TASK] * long[2])
+        return "4"
+
+    result = play(work, lambda *_: "4", env=ThreeTurns, max_prompt_length=500, max_steps=3)
+    assert result.episodes[0].turns == 3
+    assert result.metrics["env/spawn/too_long"] == sum(long)
+
+
+class Informed(OneTurn):
+    def reset(self, task: Task) -> Observation:
+        return replace(super().reset(task), info={"task": "of the environment"})
+
+
+def test_outside_of_children_the_task_is_the_observation(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        return str((await turn.act("Worker")).action)
+
+    (sample,) = play(work, lambda *_: "4", env=Informed).episodes[0].samples
+    assert sample.request.messages[0]["content"].strip() == "Do: Count. in Count."
+
+
+class Asked(BaseAgent):
+    prompt = "Do: {question} in {env_prompt} {team_context}"
+
+
+def test_the_task_of_a_child_is_in_its_anchor_by_whatever_name(play: Callable[..., Any]) -> None:
+    async def work(child: Child, task: str) -> str:
+        await child.act("Worker", question=task)
+        return str((await child.act("Worker", question=task, task="second " + task)).action)
+
+    async def run(turn: Turn) -> str:
+        return "".join(await spawn(turn, work, ["a", "b"]))
+
+    result = play(run, lambda *_: "4", agents={**AGENTS, "Worker": Asked("Worker")})
+    anchors = [s.identity.anchor for s in result.episodes[0].samples]
+    assert anchors == [f"Count.\n{task}" for task in ("a", "b", "second a", "second b")]
+
+
+class Remembering(Worker):
+    memory_class = SummaryMemory
+
+
+def test_the_task_of_a_child_is_in_the_anchor_of_its_summary(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        return str((await spawn(turn, "Worker", [f"x{turn.step}"]))[0].action)
+
+    agents = {**AGENTS, "Worker": Remembering("Worker")}
+    result = play(work, lambda *_: "4", agents=agents, env=ThreeTurns, max_steps=3, history_length=1)
+    anchors = {s.identity.anchor for s in result.episodes[0].samples if s.identity.summary}
+    assert anchors == {"Count.\nx2\nsummary", "Count.\nx3\nsummary"}
+
+
+async def two_calls(child: Child, task: str) -> str:
+    replies = await asyncio.gather(child.act("Worker", task=task), child.act("Worker", task=task))
+    return "".join(reply.action for reply in replies)
+
+
+async def two_spawns(child: Child, task: str) -> str:
+    return str(await asyncio.gather(spawn(child, "Worker", [task]), spawn(child, "Worker", [task])))
+
+
+async def call_and_spawn(child: Child, task: str) -> str:
+    return str(await asyncio.gather(child.act("Worker", task=task), spawn(child, "Worker", [task])))
+
+
+@pytest.mark.parametrize("tasks", [["x"], ["x", "y"]])
+@pytest.mark.parametrize("calls", [two_calls, two_spawns, call_and_spawn])
+def test_a_child_that_makes_two_calls_at_once_is_refused_in_one_line(
+    play: Callable[..., Any], calls: Callable[..., Any], tasks: list[str]
+) -> None:
+    async def work(turn: Turn) -> str:
+        return str(await spawn(turn, calls, tasks, depth=2))
+
+    result = play(work, lambda *_: "4", max_failure_rate=1.0, episode_timeout_s=5.0)
+    assert result.episodes[0].failure.startswith(
+        "AgentSystemError: a child awaits its calls one by one; give calls at the same time to spawn ("
+    )
+
+
+async def side_by_side(turn: Turn) -> str:
+    return str(await asyncio.gather(spawn(turn, "Worker", ["x"]), spawn(turn, "Worker", ["y"])))
+
+
+async def around_its_child(turn: Turn) -> str:
+    async def work(child: Child, task: str) -> str:
+        return str(await spawn(child.turn, "Worker", [task]))
+
+    return str(await spawn(turn, work, ["x"], depth=2))
+
+
+@pytest.mark.parametrize("work", [side_by_side, around_its_child])
+def test_a_second_spawn_of_a_turn_at_the_same_time_is_refused_in_one_line(
+    play: Callable[..., Any], work: Callable[[Turn], Any]
+) -> None:
+    result = play(work, lambda *_: "4", max_failure_rate=1.0)
+    assert result.episodes[0].failure.startswith(
+        "AgentSystemError: a turn awaits its spawns one by one; a child spawns with itself as the parent ("
+    )
+
+
+def test_a_turn_spawns_again_after_a_spawn_that_failed(play: Callable[..., Any]) -> None:
+    async def work(turn: Turn) -> str:
+        with pytest.raises(AgentSystemError, match="no agent 'Wroker'"):
+            await spawn(turn, "Wroker", ["x"])
+        return str((await spawn(turn, "Worker", ["y"]))[0].action)
+
+    assert play(work, lambda *_: "4").episodes[0].answer == "4"
 
 
 async def tangled(turn: Turn) -> str:
@@ -455,6 +578,109 @@ def test_limits_of_delegate_are_one_line_to_the_model(play: Callable[..., Any]) 
     assert [s.identity.depth for s in result.episodes[0].samples if s.tools.errors] == [0, 2]
 
 
+class Chief(ToolAgent):
+    prompt = "Chief: {task}"
+    tools = (delegate("Boss", depth=1),)
+
+
+class Chain(BaseOrchestra):
+    """A Chief, whose Boss may not delegate again, or a Boss that is a child of a spawn."""
+
+    agents = ("Chief", "Boss")
+
+    def __init__(self, spawns: bool) -> None:
+        super().__init__()
+        self.spawns = spawns
+
+    async def run(self, turn: Turn) -> str:
+        if self.spawns:
+            return str((await spawn(turn, "Boss", ["ab"]))[0].action)
+        return (await turn.act("Chief")).action
+
+
+@pytest.mark.parametrize("spawns", [True, False])
+def test_a_tool_of_a_child_has_the_depth_limit_around_it(play: Callable[..., Any], spawns: bool) -> None:
+    heard: list[str] = []
+
+    def script(prompt: str, _: Any) -> str:
+        if results := results_in(prompt):
+            heard.extend(results)
+            return "\\boxed{4}"
+        return called("ab")
+
+    agents = {"Chief": Chief("Chief"), **BOSS}
+    result = head(play, script, agents=agents, orchestra=Chain(spawns))
+    assert (
+        heard == ["error: nothing can be delegated at depth 1, the limit; answer yourself", "4"][: 2 - spawns]
+    )
+    assert [s.identity.depth for s in result.episodes[0].samples] == ([1, 1] if spawns else [0, 1, 1, 0])
+
+
+class Asking(ToolAgent):
+    prompt = "Boss: {task} {team_context}"
+    tools = (delegate("Worker"),)
+
+
+def test_children_of_a_call_read_what_it_read(play: Callable[..., Any]) -> None:
+    """Nothing, although others have replied before they begin."""
+
+    class Beside(BaseOrchestra):
+        agents = ("Boss", "Planner", "Worker")
+
+        async def run(self, turn: Turn) -> str:
+            boss_reply, _ = await asyncio.gather(turn.act("Boss"), turn.act("Planner"))
+            return boss_reply.action
+
+    waits = [0.01]  # of the Boss, which is called first
+
+    async def delay(_: Any) -> None:
+        await asyncio.sleep(waits.pop() if waits else 0)
+
+    def script(prompt: str, _: Any) -> str:
+        return called("x") if "Boss: " in prompt and not results_in(prompt) else "reply"
+
+    agents = {**AGENTS, "Boss": Asking("Boss")}
+    result = head(play, script, agents=agents, orchestra=Beside(), delay=delay)
+    (child,) = [s for s in result.episodes[0].samples if s.identity.depth]
+    assert child.request.messages[0]["content"].strip() == "Do: x in abc"
+
+
+class Patient(BaseOrchestra):
+    """Answers itself when the call of the Boss fails; then a Worker replies."""
+
+    agents = ("Boss", "Worker")
+
+    async def run(self, turn: Turn) -> str:
+        try:
+            return (await turn.act("Boss")).action
+        except RolloutError:
+            await asyncio.sleep(0.05)  # what still runs ends meanwhile
+            return str((await turn.act("Worker")).action)
+
+
+@pytest.mark.parametrize("fails_in", ["last round", "child"])
+def test_children_of_a_call_that_failed_are_not_trained(play: Callable[..., Any], fails_in: str) -> None:
+    """Those at all depths, and those that still run when another one has failed."""
+
+    def script(prompt: str, request: Any) -> str:
+        if "Do: " in prompt:
+            return "4"
+        if "Boss: abc" in prompt and results_in(prompt) and fails_in == "last round":
+            raise RolloutError("no reply")
+        if "Boss: a<" in prompt and fails_in == "child":
+            raise RolloutError("no reply")
+        return boss(prompt, request)
+
+    result = head(play, script, agents=BOSS | {"Worker": AGENTS["Worker"]}, orchestra=Patient(), env=Acting)
+    (episode,) = result.episodes
+    assert episode.failure is None and episode.answer == "4"
+    assert [(s.agent_id, s.identity.trained) for s in episode.samples] == [("Worker", True)]
+    assert not any(s.identity.trained for s in episode.unheard)
+    depths = sorted(s.identity.depth for s in episode.unheard)
+    assert depths == ([0, 1, 1, 1, 2, 2] if fails_in == "last round" else [1, 1, 2, 2])
+    assert list(result.batch.non_tensor_batch["agent_id"]) == ["Worker"]
+
+
 def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is_an_error(
     play: Callable[..., Any],
 ) -> None:
@@ -487,13 +713,16 @@ class Pair(BaseOrchestra):
         async def work(child: Child, task: str) -> str:
             return str((await child.act("Worker" if len(task) == 1 else "Boss", task=task)).action)
 
-        return "|".join(await spawn(turn, work, ["abcdefg", "x", "hij"]))
+        return "|".join(await spawn(turn, work, ["abcdefg", "x", "hij"], depth=4))
 
 
+@pytest.mark.parametrize("suspends", [True, False])
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_rounds_of_children_with_tools_do_not_depend_on_which_reply_comes_first(
-    play: Callable[..., Any], order: int
+    play: Callable[..., Any], order: int, suspends: bool
 ) -> None:
+    """Also with an engine that may reply without suspending the call."""
+
     class Large(Boss):
         tools: ClassVar[Any] = (delegate("Boss", most=3, depth=4),)
 
@@ -504,7 +733,9 @@ def test_rounds_of_children_with_tools_do_not_depend_on_which_reply_comes_first(
         rng = random.Random(seed)
 
         async def delay(request: Any) -> None:
-            await asyncio.sleep(rng.choice([0, 0.001, 0.004]) if seed else 0)
+            wait = rng.choice([0, 0.001, 0.004]) if seed else 0
+            if wait or suspends:
+                await asyncio.sleep(wait)
 
         agents = {"Boss": Large("Boss"), "Worker": AGENTS["Worker"]}
         result = head(play, script, delay=delay, agents=agents, orchestra=Pair())

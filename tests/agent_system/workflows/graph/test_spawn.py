@@ -209,7 +209,16 @@ async def test_an_agent_of_a_file_delegates(make_team: Play) -> None:
         ("- {call: Planner, id: p}\n- {spawn: {of: p, agent: Worker, max: 2}, id: s}\n- {call: Asker}",
             1 + 2 + 1 + 3 * (1 + 3 * (1 + 3))),
         ("- {call: Planner, id: p}\n- {call: Worker}\n- {spawn: {of: p, agent: Asker, max: 2}, id: s}",
-            1 + 1 + 2 * (1 + 3 * (1 + 3))),
+            1 + 1 + 2),
+        ("- {call: Planner, id: p}\n- {call: Worker}\n"
+            "- {spawn: {of: p, agent: Asker, max: 2, depth: 2}, id: s}",
+            1 + 1 + 2 * (1 + 3) + 4),
+        ("- {call: Planner, id: p}\n- {call: Worker}\n"
+            "- {spawn: {of: p, agent: Asker, max: 2, depth: 3}, id: s}",
+            1 + 1 + 2 * (1 + 3 * (1 + 3)) + 4 * (1 + 3) + 8),
+        ("- {call: Planner, id: p}\n- {call: Worker}\n"
+            "- {spawn: {of: p, agent: Asker, max: 1, depth: 4}, id: s}",
+            1 + 1 + (1 + 3 * (1 + 3)) + (1 + 3) + 1 + 1),
         ("- {call: Planner, id: s}\n- {call: Worker}\n- {vote: Asker, n: 2, best: Asker}",
             1 + 1 + 3 * (1 + 3 * (1 + 3 * (1 + 3)))),
     ],
@@ -217,6 +226,16 @@ async def test_an_agent_of_a_file_delegates(make_team: Play) -> None:
 def test_the_largest_number_of_calls_counts_children(steps: str, count: int) -> None:
     agents = AGENTS + ("" if "Asker" not in steps else ASKER)
     assert Team.parse(team(steps, agents=agents)).calls == count
+
+
+@pytest.mark.parametrize(("outer", "inner", "count"), [(1, 8, 1 + 2), (2, 1, 1 + 2), (2, 8, 1 + 2 + 2 * 3)])
+def test_the_smaller_depth_of_tools_that_call_each_other_counts(outer: int, inner: int, count: int) -> None:
+    agents = AGENTS + (
+        f'  Boss: {{prompt: "Boss: {{task}}", tools: [{{delegate: Asker, max: 2, depth: {outer}}}]}}\n'
+        f'  Asker: {{prompt: "Ask: {{task}}", tools: [{{delegate: Worker, max: 3, depth: {inner}}}]}}\n'
+    )
+    steps = "- {call: Planner}\n- {call: Worker}\n- {call: Boss, id: s}"
+    assert Team.parse(team(steps, agents=agents)).calls == 2 + count
 
 
 def test_names_and_defaults_of_a_spawn_do_not_count_in_the_key() -> None:
