@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.env_caller import EnvHandle
 from agent_system.environment import Observation, Outcome
@@ -30,8 +30,10 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
 from agent_system.tool_use import ToolUse
 from agent_system.turn import Sampler, Turn, TurnOver
-from agent_system.waves import Branch
 from verl.utils.names import did_you_mean
+
+if TYPE_CHECKING:
+    from agent_system.waves import Branch
 
 
 class Episode:

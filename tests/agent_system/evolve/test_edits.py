@@ -203,7 +203,8 @@ VOTE = '[{"op": "vote", "at": "do[0]", "n": 3}]'
 @pytest.mark.parametrize(
     "text",
     [f"I looked at episode [2]. {VOTE}", f"{VOTE} as in [2], [a]",
-     f'[{{"op": "drop", "at": "do[0]"}}] or {VOTE}', f"[{{ no list ] {VOTE}", "[2] " + VOTE.replace("[{", "[\n {")],
+     f'[{{"op": "drop", "at": "do[0]"}}] or {VOTE}', f"[{{ no list ] {VOTE}",
+     "[2] " + VOTE.replace("[{", "[\n {")],
 )  # fmt: skip
 def test_the_last_list_of_a_reply_is_read(text: str) -> None:
     assert read_edits(text) == read_edits(VOTE)

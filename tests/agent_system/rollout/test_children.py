@@ -104,13 +104,6 @@ def task_of(prompt: str) -> str:
     return prompt.split("Do: ", 1)[1].split(" in ", 1)[0]
 
 
-async def test_task_lines_are_the_lines_that_are_not_blank() -> None:
-    assert task_lines(" a \n\n\t\nb\r\nc") == ["a", "b", "c"]
-    assert task_lines("") == task_lines(" \n ") == []
-    (line,) = task_lines("x" * 1_000_000)
-    assert len(line) == LONGEST_TASK
-
-
 def test_children_reply_in_the_order_of_their_tasks_and_know_their_depth(play: Callable[..., Any]) -> None:
     async def work(turn: Turn) -> str:
         plan = await turn.act("Planner")
@@ -804,9 +797,3 @@ def test_an_error_in_a_child_of_a_tool_is_no_result_of_the_tool(play: Callable[.
     result = head(play, boss, env=Observing, max_failure_rate=1.0)
     assert "the call of 'Boss' by delegate: TimeoutError" in result.episodes[0].failure
     assert result.episodes[0].samples == () or all(not s.identity.trained for s in result.episodes[0].unheard)
-
-
-@pytest.mark.parametrize("limits", [{"most": 0}, {"most": 65}, {"depth": 0}, {"depth": 9}])
-def test_limits_of_delegate_are_checked(limits: dict[str, int]) -> None:
-    with pytest.raises(AgentSystemError, match="delegate: expected most from 1 to 64 and depth from 1 to 8"):
-        delegate("Boss", **limits)
