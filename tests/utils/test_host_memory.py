@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_for_memory_says_so_and_no_other(
         r".*\n",
         done.stderr,
     )
-    assert bool(said) is told
+    assert bool(said) is told, done.stderr
     if said:
         assert 0.2 < float(said[1]) <= 0.4
     else:
