@@ -13,6 +13,7 @@ import sys
 import time
 
 SECONDS = 0.5
+RECENT = 10  # counts of kills that are kept: a killed process may take seconds to end on a busy machine
 GIB = 2**30
 
 
@@ -44,17 +45,16 @@ def watch(pid: int, ways: str, counter: str, of_group: bool, limit: int) -> None
     except (AttributeError, OSError):
         return
     peak_bytes = 0
-    kills = before = kills_in(counter)
+    counts = [kills_in(counter)]
     while not (ready := select.select([0, process], [], [], SECONDS)[0]):
         peak_bytes = max(peak_bytes, _held_with_children(pid))
         # A kill of long ago, of another process, is not the cause.
-        before = kills
-        kills = kills_in(counter)
+        counts = [*counts[-RECENT:], kills_in(counter)]
     # Without its word the process was killed.
     if 0 in ready and os.read(0, 1):
         return
     time.sleep(SECONDS)
-    if kills_in(counter) > before:
+    if kills_in(counter) > counts[0]:
         sys.stderr.write(
             f"error: the system {'' if of_group else 'probably '}killed this run for lack of "
             f"memory: it held {peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB; {ways}\n"
