@@ -20,8 +20,8 @@ def is_ruled_out(differences: Sequence[float], margin: float, limit: float = RUL
     That holds for an incumbent that was not chosen on these tasks. The incumbent of a search was:
     it was lucky on them. With the incumbent the best of k equal files, 64 tasks and the limit 5, a
     file that is better by the margin was ruled out in this share of 10,000 simulated runs: k = 1:
-    12.2 %, 4: 19.5 %, 10: 26.1 %, 20: 31.9 %; with half of the replies shared by the files 11.4,
-    16.7, 20.4 and 22.7 %. In 15 scripted searches 1 of 78 truly better files was ruled out.
+    12.2 %, 4: 19.5 %, 10: 26.1 %, 20: 31.4 %; with half of the replies shared by the files 11.4,
+    16.7, 20.4 and 23.5 % (`benchmarks/rule_out.py`).
 
     Args:
         differences: score of the new file less that of the incumbent, one number per task, cut to

@@ -179,3 +179,17 @@ def test_an_agent_without_a_policy_is_an_error_before_anything_runs() -> None:
         Collector.from_names(
             orchestra_type="math", env_name="math", bindings={}, settings=CollectorSettings()
         )
+
+
+def test_the_names_of_a_message_are_those_of_its_kind() -> None:
+    """A workflow without an environment is no environment, and one without a folder has a name too."""
+    with pytest.raises(AgentSystemError) as env_error:
+        EnvRegistry.get("graph")
+    env_names = str(env_error.value).partition("known: ")[2]
+    assert "did you mean 'graph'" not in str(env_error.value)
+    assert {"math", "lookup", "data_source"} <= set(env_names.partition(". A module")[0].split(", "))
+    assert "graph" not in env_names.partition(". A module")[0].split(", ")
+    with pytest.raises(AgentSystemError, match=r"did you mean 'single'") as team_error:
+        OrchestraRegistry.get("singel")
+    team_names = str(team_error.value).partition("known: ")[2].partition(". A module")[0].split(", ")
+    assert {"graph", "design", "single", "math"} <= set(team_names)

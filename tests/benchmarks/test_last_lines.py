@@ -214,6 +214,15 @@ def test_env_workers(forked_python: str) -> None:
     assert result.pop("spread") == {name: [value, value] for name, value in result.items()}
 
 
+def test_the_rule_out_keeps_its_promise_for_an_incumbent_that_was_not_chosen_alone() -> None:
+    result, console = run("rule_out.py", "--runs", "400")
+    assert list(result) == ["independent", "shared"]
+    assert all(list(row) == ["1", "4", "10", "20"] for row in result.values())
+    assert all(row["1"] <= 0.2 for row in result.values())
+    assert result["independent"]["20"] > 0.25 > result["independent"]["1"]
+    assert "best of 20" in console
+
+
 def test_words_of_every_kind_are_found() -> None:
     result, console = run("search_words.py")
     assert list(result) == ["recall_1", "recall_3", "default_1", "default_3", "kinds"]

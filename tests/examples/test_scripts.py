@@ -186,6 +186,16 @@ def test_the_script_trains_and_then_evaluates_what_it_trained(
     assert all(policy == (swap or roles)[role] for role, policy in spoke.items())
 
 
+def test_eval_with_other_variables_than_those_of_the_training_makes_no_new_model(
+    tmp_path: Path, checkout: Path
+) -> None:
+    evaluated = run(checkout, "math", tmp_path, "eval", DEMOS="7", EMBEDDED_DIR=str(tmp_path / "embedded"))
+    assert evaluated.returncode == 1
+    assert "eval finds no embedded model or data of SEED=0 DEMOS=7" in evaluated.stderr
+    assert "warm start" not in evaluated.stderr
+    assert not (tmp_path / "embedded").exists()
+
+
 @pytest.mark.parametrize("framework", ["langgraph", "node"])
 def test_the_script_of_a_framework_trains_its_team(
     framework: str, tmp_path: Path, checkout: Path, embedded: dict[str, str]
