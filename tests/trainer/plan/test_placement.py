@@ -353,3 +353,21 @@ def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_refe
     assert [spec.agent_ids for spec in groups_with_fixed_models(one, of_loss)] == [(TEAM[0],)]
     adapters = build_placement(AgentConfig(**LORA_TEAM, specialization="lora"), config.actor_rollout_ref)
     assert groups_with_fixed_models(adapters) == list(adapters.groups)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("./no/model", "(config.json expected there; looked in {folder})"),
+        ("out/embedded/*/model", "(config.json expected there; looked in {folder}; a * is not expanded)"),
+        ("/no/such/model", "(config.json expected there)"),
+    ],
+)
+def test_a_model_folder_that_is_not_there_says_where_it_was_looked_for(path: str, place: str) -> None:
+    base = ActorRolloutRefConfig()
+    base.model.path = path
+    with pytest.raises(PlacementError) as error:
+        build_placement(AgentConfig(agent_ids=["A"]), base)
+    assert str(error.value) == (
+        f"model of agent 'A': no Hugging Face model at {path!r} {place.format(folder=Path.cwd())}"
+    )

@@ -318,9 +318,11 @@ def _model_paths(agent: AgentConfig, base: ActorRolloutRefConfig, api: Collectio
         looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
         models[i] = absolute_model_path(model)
         if looks_local and not (Path(models[i]) / "config.json").is_file():
+            where = "" if model.startswith(("/", "~")) else f"; looked in {Path.cwd()}"
+            pattern = "; a * is not expanded" if "*" in model else ""
             raise PlacementError(
                 f"model of agent '{name}': no Hugging Face model at {model!r} (config.json expected "
-                f"there; looked in {Path.cwd()}{'; a * is not expanded' if '*' in model else ''})"
+                f"there{where}{pattern})"
             )
     return models
 
