@@ -56,6 +56,12 @@ They are read by [the search for a team](evolve.md) alone, beside the keys of a 
 | key | type | default | allowed | meaning |
 |---|---|---|---|---|
 """
+PARTS_HEADER = """
+## Keys of one optional part
+
+Each section exists only with the part of a run that the line above its table names. Without that part its keys are
+errors, and need not be read.
+"""
 OPTIONS_HEADER = """
 ## Keys of one estimator or loss
 
@@ -75,33 +81,27 @@ def section_of(name: str) -> str:
 
 def render(declared: Iterable[Key]) -> str:
     """Return the Markdown page of `keys(RunConfig)`: one table per section, in the order of declaration, then
-    the keys of single estimators and losses, and those that follow others.
+    the keys of optional parts, those of single estimators and losses, and those that follow others.
     """
     declared = list(declared)
     options = [key for key in declared if only_reader(key)]
     others = [key for key in declared if key.like or key.same_as]
-    common = [key for key in declared if key not in options and key not in others]
+    rest = [key for key in declared if key not in options and key not in others]
+    common = [key for key in rest if not key.part]
+    parts = [key for key in rest if key.part]
     pages = [
-        f"{HEADER}\nThere are {len(common)} keys of a run. {len(options)} more are of [one estimator or "
-        f"loss](#keys-of-one-estimator-or-loss), and {len(others)}\nrepeat [keys of another "
+        f"{HEADER}\nThere are {len(common)} keys of every run and {len(parts)} of [one optional "
+        f"part](#keys-of-one-optional-part). {len(options)} more are of [one\nestimator or "
+        f"loss](#keys-of-one-estimator-or-loss), and {len(others)} repeat [keys of another "
         "section](#keys-that-follow-others).\n"
     ]
     for section, members in groupby(common, key=lambda key: section_of(key.name)):
-        pages.append(
-            f"\n## `{section}`\n\n| key | type | default | allowed | has an effect with | meaning "
-            "|\n|---|---|---|---|---|---|\n"
-        )
-        pages += [
-            row(
-                f"`{key.name}`",
-                type_of(key),
-                f"`{key.default!r}`",
-                allowed(key),
-                effect(key.effect, key),
-                key.meaning,
-            )
-            for key in members
-        ]
+        pages += [f"\n## `{section}`\n\n", *table(members)]
+    pages.append(PARTS_HEADER)
+    for part, members in groupby(parts, key=lambda key: key.part):
+        group = list(members)
+        condition = effect([part], group[0])
+        pages += [f"\n### {part_of(group)}\n\nWith {condition}.\n\n", *table(group)]
     pages.append(OPTIONS_HEADER)
     pages += [
         row(
@@ -132,6 +132,31 @@ def render_evolve(declared: Iterable[Key]) -> str:
         for key in declared
     ]
     return EVOLVE_HEADER + "".join(rows)
+
+
+def table(members: Iterable[Key]) -> list[str]:
+    """Return the lines of a table of keys; conditions of their whole part are left to its heading."""
+    return [
+        "| key | type | default | allowed | has an effect with | meaning |\n|---|---|---|---|---|---|\n",
+        *(
+            row(
+                f"`{key.name}`",
+                type_of(key),
+                f"`{key.default!r}`",
+                allowed(key),
+                effect([condition for condition in key.effect if condition != key.part], key),
+                key.meaning,
+            )
+            for key in members
+        ),
+    ]
+
+
+def part_of(group: Sequence[Key]) -> str:
+    """Return the section that contains all keys of a group, as code."""
+    sections = [key.name.split(".")[:-1] for key in group]
+    shared = [names[0] for names in zip(*sections, strict=False) if len(set(names)) == 1]
+    return f"`{'.'.join(shared)}`"
 
 
 def row(*cells: str) -> str:

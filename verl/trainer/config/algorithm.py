@@ -59,11 +59,11 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
 @dataclass
 class KLCtrlConfig:
     type: str = key(
-        "fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive"), effect=IN_REWARD
+        "fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive")
     )
-    kl_coef: float = key(0.001, "KL coefficient (initial value if adaptive)", ge=0, effect=IN_REWARD)
-    horizon: int = key(10000, "adaptive controller: horizon in samples", gt=0, effect=(IN_REWARD, ADAPTIVE))
-    target_kl: float = key(0.1, "adaptive controller: target KL", gt=0, effect=(IN_REWARD, ADAPTIVE))
+    kl_coef: float = key(0.001, "KL coefficient (initial value if adaptive)", ge=0)
+    horizon: int = key(10000, "adaptive controller: horizon in samples", gt=0, effect=ADAPTIVE)
+    target_kl: float = key(0.1, "adaptive controller: target KL", gt=0, effect=ADAPTIVE)
 
 
 @dataclass
@@ -122,18 +122,17 @@ class MGRPOConfig:
 @dataclass
 class FilterGroupsConfig:
     enable: bool = key(
-        False, "drop groups with equal rewards and sample new tasks until the batch is full (DAPO)"
+        False,
+        "drop groups with equal rewards and sample new tasks until the batch is full (DAPO)",
+        always=True,
     )
     metric: str = key(
         "seq_reward",
         "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward "
         "(before shaping and penalties) | team_reward | local_reward",
         choices=tuple(FILTER_METRICS),
-        effect=FILTERED,
     )
-    max_num_gen_batches: int = key(
-        10, "maximum number of collections per step; 0: no limit", ge=0, effect=FILTERED
-    )
+    max_num_gen_batches: int = key(10, "maximum number of collections per step; 0: no limit", ge=0)
 
 
 @dataclass
@@ -199,12 +198,12 @@ class AlgorithmConfig:
     )
     use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
     kl_penalty: str = key("kl", "estimator of the KL in the reward", choices=KL_ESTIMATORS, effect=IN_REWARD)
-    kl_ctrl: KLCtrlConfig = section(KLCtrlConfig)
+    kl_ctrl: KLCtrlConfig = section(KLCtrlConfig, effect=IN_REWARD)
     gae: GAEConfig = section(GAEConfig, effect=READ)
     gigpo: GiGPOConfig = section(GiGPOConfig, effect=READ)
     rae: RAEConfig = section(RAEConfig, effect=READ)
     m_grpo: MGRPOConfig = section(MGRPOConfig, effect=READ)
-    filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
+    filter_groups: FilterGroupsConfig = section(FilterGroupsConfig, effect=FILTERED)
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
 
 

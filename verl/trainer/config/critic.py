@@ -9,7 +9,7 @@ from typing import Optional
 
 from verl.trainer.config.model import ACTOR, FSDPConfig, OptimConfig, TrainedModelConfig, UpdateConfig
 from verl.trainer.config.names import LOSS_AGG_MODES, VIEWS
-from verl.trainer.config.profiler import ProfilerConfig
+from verl.trainer.config.profiler import PROFILED, ProfilerConfig
 from verl.trainer.config.spec import key, section
 
 CRITIC = "an estimator that reads values (gae), or critic.enable=true"
@@ -59,4 +59,4 @@ class CriticConfig(UpdateConfig):
     model: TrainedModelConfig = section(CriticModelConfig, like="actor_rollout_ref.model")
     optim: OptimConfig = section(CriticOptimConfig, like=f"{ACTOR}.optim")
     fsdp: FSDPConfig = section(FSDPConfig, like=f"{ACTOR}.fsdp_config")
-    profiler: ProfilerConfig = section(ProfilerConfig, like=f"{ACTOR}.profiler")
+    profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED, like=f"{ACTOR}.profiler")

@@ -15,7 +15,7 @@ from verl.trainer.config.names import (
     POLICY_LOSS_NAMES,
     SCHEDULES,
 )
-from verl.trainer.config.profiler import ProfilerConfig
+from verl.trainer.config.profiler import PROFILED, ProfilerConfig
 from verl.trainer.config.spec import key, section, texts
 
 ACTOR = "actor_rollout_ref.actor"
@@ -268,7 +268,7 @@ class ActorConfig(UpdateConfig):
     policy_loss: PolicyLossConfig = section(PolicyLossConfig)
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
-    profiler: ProfilerConfig = section(ProfilerConfig)
+    profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED)
 
 
 @dataclass

@@ -17,21 +17,19 @@ class ProfilerConfig:
     what of them.
     """
 
-    enable: bool = key(
-        False, "record the calls of these workers in the steps of global_profiler.steps", effect=PROFILED
-    )
-    all_ranks: bool = key(False, "record every rank of a worker group", effect=(PROFILED, "{}.enable=true"))
+    enable: bool = key(False, "record the calls of these workers in the steps of global_profiler.steps")
+    all_ranks: bool = key(False, "record every rank of a worker group", effect="{}.enable=true")
     ranks: list[int] = key(
         [],
         "ranks that are recorded; empty: the first",
         ge=0,
-        effect=(PROFILED, "{}.enable=true", "{}.all_ranks=false"),
+        effect=("{}.enable=true", "{}.all_ranks=false"),
     )
     contents: list[str] = key(
         [],
         "what is recorded beside the operations on CPU and GPU: memory, shapes, stack (of Python)",
         choices=CONTENTS,
-        effect=(PROFILED, "{}.enable=true"),
+        effect="{}.enable=true",
     )
 
 
@@ -42,13 +40,16 @@ class GlobalProfilerConfig:
         "profiler of workers with profiler.enable=true: torch; null: none",
         choices=("torch",),
         effect=PROFILED,
+        always=True,
     )
     steps: Optional[list[int]] = key(
-        None, "training steps that are recorded, from 1", ge=1, effect="global_profiler.tool=torch"
+        None,
+        "training steps that are recorded, from 1",
+        ge=1,
+        effect="global_profiler.tool=torch",
+        always=True,
     )
-    profile_continuous_steps: bool = key(
-        False, "steps that follow each other are in one trace", effect=PROFILED
-    )
+    profile_continuous_steps: bool = key(False, "steps that follow each other are in one trace")
     save_path: Optional[str] = key(
-        None, "folder of the traces; default: profile in the folder of the run", check=texts, effect=PROFILED
+        None, "folder of the traces; default: profile in the folder of the run", check=texts
     )

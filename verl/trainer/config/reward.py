@@ -10,6 +10,7 @@ from verl.trainer.config.spec import LONGEST_S, ConfigError, key, section
 TEAM_SCOPES = ("episode", "turn", "call")
 SHAPINGS = ("default", "turn_weighted", "discount", "hop_weighted", "hop_discount", "binary", "normalized")
 PROPAGATIONS = ("none", "uniform", "discounted", "threshold")
+PROPAGATED = "reward.propagation.mode!=none"
 THRESHOLD = "reward.propagation.mode=threshold"
 FIXED = "reward.propagation.theta_quantile=null"
 STEPS = "reward.propagation.theta_step>0"
@@ -44,7 +45,10 @@ def _interval(value: list[float]) -> list[float]:
 @dataclass
 class PropagationConfig:
     mode: str = key(
-        "none", "how the team reward is propagated back along the calls of an episode", choices=PROPAGATIONS
+        "none",
+        "how the team reward is propagated back along the calls of an episode",
+        choices=PROPAGATIONS,
+        always=True,
     )
     gamma: float = key(
         0.9, "discount factor per call", ge=0, le=1, effect="reward.propagation.mode=discounted"
@@ -85,7 +89,7 @@ class PropagationConfig:
         [0.0, 1.0],
         "lowest and highest local reward; local rewards are scaled from it to [0, 1]",
         check=_interval,
-        effect="reward.propagation.mode!=none",
+        effect=PROPAGATED,
     )
     min_pass_rate: float = key(
         0.8,
@@ -99,17 +103,14 @@ class PropagationConfig:
 
 @dataclass
 class OverlongBufferConfig:
-    enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)")
+    enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)", always=True)
     len: int = key(
         0,
         "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's "
         "limit (DAPO: 4,096 of 20,480)",
         ge=0,
-        effect="reward.overlong_buffer.enable=true",
     )
-    penalty_factor: float = key(
-        1.0, "penalty at the length limit", ge=0, effect="reward.overlong_buffer.enable=true"
-    )
+    penalty_factor: float = key(1.0, "penalty at the length limit", ge=0)
 
 
 @dataclass
@@ -142,7 +143,7 @@ class RewardConfig:
         "of each call of these agents",
         check=_patterns,
     )
-    model: RewardModelConfig = section(RewardModelConfig)
+    model: RewardModelConfig = section(RewardModelConfig, part="reward.model.kind")
     granularity: str = key(
         "reply",
         "what reward functions may reward in a reply: reply (the whole) | token (also single "
@@ -168,8 +169,8 @@ class RewardConfig:
     shaping_threshold: float = key(
         0.5, "a team reward above this becomes 1, any other 0", effect="reward.shaping=binary"
     )
-    propagation: PropagationConfig = section(PropagationConfig)
-    overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig)
+    propagation: PropagationConfig = section(PropagationConfig, part=PROPAGATED)
+    overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig, effect="reward.overlong_buffer.enable=true")
 
 
 def has_functions(reward: RewardConfig) -> bool:

@@ -42,6 +42,7 @@ class RewardModelConfig:
         "model of this run, not trained, asked for a score) | api (the same question to an "
         "OpenAI-compatible server) | null: nothing",
         choices=KINDS,
+        always=True,
     )
     path: Optional[str] = key(
         None,

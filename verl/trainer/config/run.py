@@ -14,9 +14,9 @@ from verl.trainer.config.algorithm import AlgorithmConfig
 from verl.trainer.config.critic import CRITIC, CriticConfig
 from verl.trainer.config.gateway import GATEWAY, GatewayConfig
 from verl.trainer.config.model import ACTOR, ActorRolloutRefConfig
-from verl.trainer.config.profiler import GlobalProfilerConfig
+from verl.trainer.config.profiler import PROFILED, GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
-from verl.trainer.config.sandbox import SandboxConfig
+from verl.trainer.config.sandbox import PROGRAMS, SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
 from verl.utils.tracking.backend import BACKENDS
 
@@ -154,16 +154,15 @@ WORKERS = "env.workers.num>0"
 
 @dataclass
 class EnvWorkersConfig:
-    num: int = key(0, "worker processes that environments run in; 0: in the driver, on threads", ge=0)
-    cpus: float = key(
-        1.0, "Ray CPUs reserved for each worker", ge=0, effect=(WORKERS, "trainer.controller=ray")
+    num: int = key(
+        0, "worker processes that environments run in; 0: in the driver, on threads", ge=0, always=True
     )
+    cpus: float = key(1.0, "Ray CPUs reserved for each worker", ge=0, effect="trainer.controller=ray")
     memory_gib: Optional[float] = key(
         None,
         "resident memory of one worker, in GiB, above which it is replaced and its episodes are "
         "played again; null: half of its node's memory / env.workers.num, at least 2; 0: no limit",
         ge=0,
-        effect=WORKERS,
     )
 
 
@@ -174,7 +173,7 @@ class EnvConfig:
     history_length: int = key(4, "number of past turns that a prompt contains", ge=0)
     params: dict[str, Any] = key({}, "options of the environment: env.params.<option>")
     rollout: EnvRolloutConfig = section(EnvRolloutConfig)
-    workers: EnvWorkersConfig = section(EnvWorkersConfig)
+    workers: EnvWorkersConfig = section(EnvWorkersConfig, effect=WORKERS)
 
 
 SAMPLINGS = ("parallel", "tree")
@@ -187,32 +186,30 @@ OWN_DEVICES = "rollout.n_gpus_per_node>0"
 
 @dataclass
 class TreeConfig:
-    k: int = key(4, "candidates per call of a trained agent", ge=2, effect=TREE)
+    k: int = key(4, "candidates per call of a trained agent", ge=2)
     k_per_agent: dict[str, int] = key(
         {},
         "candidates per call of single agents, by name or slug; frozen and API agents that are not "
         "listed have 1",
         ge=1,
-        effect=TREE,
     )
     select: str = key(
         "greedy",
         "choice of the candidate that the episode continues with; greedy: the one with the highest reward",
         choices=TREE_SELECTIONS,
-        effect=TREE,
     )
     temperature: float = key(
         1.0,
         "candidates are sampled with probability proportional to exp(reward / temperature)",
         gt=0,
-        effect=(TREE, "rollout.tree.select=softmax"),
+        effect="rollout.tree.select=softmax",
     )
     epsilon: float = key(
         0.0,
         "fraction of calls in which a uniformly random candidate is chosen instead",
         ge=0,
         le=1,
-        effect=(TREE, "rollout.tree.select!=random"),
+        effect="rollout.tree.select!=random",
     )
     returns: str = key(
         "step",
@@ -220,14 +217,13 @@ class TreeConfig:
         "committed (the estimator sees the committed replies as an episode, and the candidates of "
         "a call are compared by the reward of their own action)",
         choices=TREE_RETURNS,
-        effect=TREE,
     )
     candidate_weight: float = key(
         1.0,
         "weight of the comparison of a call's candidates in the advantage; 0: only committed "
         "replies are trained",
         ge=0,
-        effect=(TREE, COMMITTED),
+        effect=COMMITTED,
     )
 
 
@@ -243,7 +239,7 @@ class CollectConfig:
         "one of them committed)",
         choices=SAMPLINGS,
     )
-    tree: TreeConfig = section(TreeConfig)
+    tree: TreeConfig = section(TreeConfig, effect=TREE)
     repeat_calls: dict[str, int] = key(
         {},
         "training episodes of a group that share each reply of an agent, by its name or slug",
@@ -401,6 +397,7 @@ class AsyncTrainingConfig:
         "the updates, with weights that are one step older) | fully_async (episodes are collected "
         "all the time); samples of older weights need algorithm.rollout_correction",
         choices=ASYNC_MODES,
+        always=True,
     )
     staleness_threshold: float = key(
         1.0,
@@ -408,13 +405,11 @@ class AsyncTrainingConfig:
         "as a share of these; 0 with trigger_parameter_sync_step=1 is synchronous training",
         ge=0,
         le=100,
-        effect=FULLY_ASYNC,
     )
     trigger_parameter_sync_step: int = key(
         1,
         "training steps between two transfers of weights to the engines, at most; of adapters always 1",
         ge=1,
-        effect=FULLY_ASYNC,
     )
     parameter_sync: str = key(
         "lazy",
@@ -422,39 +417,37 @@ class AsyncTrainingConfig:
         "steps) | eager (after every step) | adaptive (after trigger_parameter_sync_step steps, or "
         "when the next batch is complete already); an adapter is sent alone, after every step",
         choices=("lazy", "eager", "adaptive"),
-        effect=(FULLY_ASYNC, SEVERAL_STEPS),
+        effect=SEVERAL_STEPS,
     )
     partial_rollout: bool = key(
         True,
         "replies in progress go on with new weights; false: new weights of a policy wait until its "
         "replies in progress have ended, and its new replies wait for the weights",
-        effect=FULLY_ASYNC,
     )
     max_off_policy_threshold: int = key(
         4,
         "largest number of steps by which the weights that began an episode may be older than "
         "those that it trains",
         ge=0,
-        effect=(FULLY_ASYNC, OLDER_WEIGHTS),
+        effect=OLDER_WEIGHTS,
     )
     max_off_policy_strategy: str = key(
         "wait",
         "what a step does so that no task exceeds max_off_policy_threshold: wait for it | drop those that do",
         choices=("wait", "drop"),
-        effect=(FULLY_ASYNC, OLDER_WEIGHTS),
+        effect=OLDER_WEIGHTS,
     )
     max_task_failures: int = key(
         3,
         "groups of a task that fail in a row before it is drawn no more; 0: no limit",
         ge=0,
-        effect=FULLY_ASYNC,
     )
     max_lead: int = key(
         1,
         "steps by which a policy may be ahead of one that is still updated, if it does not depend "
         "on it; 0: all end a step together",
         ge=0,
-        effect=(FULLY_ASYNC, LANES),
+        effect=LANES,
     )
     batch_timeout_s: float = key(
         0.0,
@@ -462,19 +455,17 @@ class AsyncTrainingConfig:
         "than data.train_batch_size; 0: never",
         ge=0,
         le=LONGEST_S,
-        effect=FULLY_ASYNC,
     )
     least_batch_size: int = key(
         1,
         "tasks of a step that has waited for batch_timeout_s, at least",
         ge=1,
-        effect=(FULLY_ASYNC, "async_training.batch_timeout_s>0"),
+        effect="async_training.batch_timeout_s>0",
     )
     per_policy: dict[str, Any] = key(
         {},
         "staleness_threshold, trigger_parameter_sync_step and max_off_policy_threshold of one "
         "policy: async_training.per_policy.<policy>.staleness_threshold=0.5",
-        effect=FULLY_ASYNC,
         type=dict[str, dict[str, Any]],
     )
 
@@ -523,9 +514,9 @@ class RunConfig:
     agent: AgentConfig = section(AgentConfig)
     env: EnvConfig = section(EnvConfig)
     rollout: CollectConfig = section(CollectConfig)
-    gateway: GatewayConfig = section(GatewayConfig, GATEWAY)
-    sandbox: SandboxConfig = section(SandboxConfig)
+    gateway: GatewayConfig = section(GatewayConfig, effect=GATEWAY)
+    sandbox: SandboxConfig = section(SandboxConfig, part=PROGRAMS)
     trainer: TrainerConfig = section(TrainerConfig)
-    async_training: AsyncTrainingConfig = section(AsyncTrainingConfig)
-    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig)
+    async_training: AsyncTrainingConfig = section(AsyncTrainingConfig, effect=FULLY_ASYNC)
+    global_profiler: GlobalProfilerConfig = section(GlobalProfilerConfig, effect=PROFILED)
     ray_init: RayInitConfig = section(RayInitConfig)

@@ -7,6 +7,8 @@ from verl.utils.names import without_password
 
 # Weakest first; each level includes the guarantees of those before it.
 LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
+# Decided by what the environment and the tools say, at the start of a run.
+PROGRAMS = "an environment or an agent that runs programs"
 LOCAL = "sandbox.backend=local (a SandboxFusion server has its own limits)"
 
 

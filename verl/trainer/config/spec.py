@@ -60,6 +60,8 @@ class Key:
         at_use: it keeps its default, for which those who read it take the value of `like`, that of
             the agent.
         same_as: section with the same key, where it is documented; filled in by `keys`.
+        part: condition of its section, without which it has no effect; empty for a key of every
+            run, and for the switch of a section (`always`); filled in by `keys`.
         name: dotted name with all sections; filled in by `keys`, as is `default`.
     """
 
@@ -78,6 +80,7 @@ class Key:
     like: str = ""
     at_use: bool = False
     same_as: str = ""
+    part: str = ""
     name: str = ""
     default: Any = None
 
@@ -195,18 +198,23 @@ def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rul
     return field(default=default, metadata=metadata, repr=in_repr)
 
 
-def section(cls: type, effect: str | None = None, like: str = "", same_as: str = "") -> Any:
+def section(
+    cls: type, effect: str | None = None, like: str = "", same_as: str = "", part: str = ""
+) -> Any:
     """Declare a sub-section that is itself a config dataclass.
 
     Args:
         cls: the dataclass.
-        effect: prepended to the conditions of all its keys.
+        effect: prepended to the conditions of all its keys but those that are `always` read.
         like: full name of a section whose values this one has unless they are set. Keys follow that
             both declare together, in a common base class; a key that `cls` declares itself has its
             own default.
         same_as: section of the user's names that has the same keys, with values of its own.
+        part: condition that all its keys need, where each declares a narrower one; default:
+            `effect`.
     """
-    return field(default_factory=cls, metadata={"effect": effect, "like": like, "same_as": same_as})
+    metadata = {"effect": effect, "like": like, "same_as": same_as, "part": part or effect or ""}
+    return field(default_factory=cls, metadata=metadata)
 
 
 def texts(value: Any) -> Any:
@@ -246,7 +254,8 @@ def _keys(
         if is_dataclass(value):
             field_effect = f.metadata["effect"]
             section_effect = (*effect, field_effect) if field_effect else effect
-            yield from _keys(value, f"{name}.", section_effect, root, f.metadata)
+            part = declaration.get("part") or f.metadata["part"]
+            yield from _keys(value, f"{name}.", section_effect, root, {**f.metadata, "part": part})
             continue
         declared = f.metadata["key"]
         conditions = (condition.replace("{}", prefix.rstrip(".")) for condition in declared.effect)
@@ -261,6 +270,7 @@ def _keys(
                 # a base class hands its fields on as they are
                 like=f"{like}.{f.name}" if leaders.get(f.name) is f else declared.like,
                 same_as=declaration.get("same_as", ""),
+                part="" if declared.always else declaration.get("part", ""),
             ),
         )
 
