@@ -271,7 +271,6 @@ def main() -> None:
         SandboxConfig(
             min_level="rlimits",
             workers=args.workers,
-            max_timeouts=1,
             limits=SandboxLimitsConfig(cpu_s=CPU_S, wall_s=20 * CPU_S),
         )
     )

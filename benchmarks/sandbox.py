@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parse_args(parser, repeats=2)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    sandbox = LocalSandbox(SandboxConfig(level=args.level, min_level="rlimits", workers=args.workers))
+    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=args.workers), [args.level])
     try:
         found = asyncio.run(measure(args, sandbox))
     finally:

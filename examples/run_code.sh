@@ -30,7 +30,7 @@ if is_tiny; then
     trainer.total_training_steps=60
   )
   # A SandboxFusion server has limits of its own.
-  if [[ " $* " != *" sandbox.backend=http "* ]]; then ARGS+=(sandbox.limits.cpu_s=2); fi
+  if [[ " $* " != *" sandbox.url="* ]]; then ARGS+=(sandbox.limits.cpu_s=2); fi
 else
   real_model
   ARGS+=(

@@ -242,7 +242,6 @@ def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
         reward_terms=_reward_terms(plan),
         greedy_baselines=plan.greedy_candidates,
         tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],
-        env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent_system.env_workers import EnvSource
 from agent_system.registry import EnvRegistry
+from agent_system.rollout.settings import ENV_THREADS
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import count_devices
@@ -59,7 +60,7 @@ def env_workers(config: RunConfig) -> Iterator[EnvWorkers | None]:
         params=config.env.params,
         plugins=tuple(config.agent.plugins),
         sandbox=config.sandbox,
-        threads=config.rollout.env_threads,
+        threads=ENV_THREADS,
         memory_bytes=None if keys.memory_gib is None else int(keys.memory_gib * 2**30),
         workers=keys.num,
     )

@@ -28,6 +28,9 @@ from verl.protocol.generate import priority_of
 from verl.trainer.config.reward_model import TERM, RewardModelConfig
 from verl.utils.names import slug
 
+# A digest with its number takes about 150 bytes: 15 MB, for the replies of many steps.
+SCORES_KEPT = 100_000
+
 
 @dataclass(frozen=True)
 class ScoredConversation:
@@ -269,10 +272,10 @@ class ReplyScorer:
     def _finished(self, digest: str, task: asyncio.Task[float]) -> None:
         del self._running[digest]
         # What failed is asked for again.
-        if task.cancelled() or task.exception() is not None or not self.settings.cache_size:
+        if task.cancelled() or task.exception() is not None:
             return
         self._known[digest] = task.result()
-        if len(self._known) > self.settings.cache_size:
+        if len(self._known) > SCORES_KEPT:
             self._known.popitem(last=False)
 
 

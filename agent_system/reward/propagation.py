@@ -14,8 +14,8 @@ before it) count as one call, with the local reward of the last one.
 No paper: the rule is this project's; `discounted` is the return of a reward at the end of the episode.
 
 Keys: `reward.propagation.mode`, `reward.propagation.gamma`, `reward.propagation.theta`,
-`reward.propagation.theta_quantile`, `reward.propagation.theta_step`, `reward.propagation.theta_fall`,
-`reward.propagation.theta_window`, `reward.propagation.local_range`, `reward.propagation.min_pass_rate`.
+`reward.propagation.theta_quantile`, `reward.propagation.theta_step`,
+`reward.propagation.local_range`, `reward.propagation.min_pass_rate`.
 Use when: each agent builds on the work of the one before and the environment rewards each call, so that local
 rewards show which failed.
 Fails when: local rewards correlate little with a call's effect on the outcome: `threshold` then cuts credit

@@ -10,6 +10,10 @@ from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.spec import check_values
 
+# More than the episodes of most steps, so that a blocking method seldom waits for a thread; a bound,
+# because each thread has a stack.
+ENV_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class CollectorSettings:
@@ -27,8 +31,8 @@ class CollectorSettings:
         max_failure_rate: `rollout.max_failure_rate`.
         episode_timeout_s: `rollout.episode_timeout_s`.
         call_timeout_s: `rollout.call_timeout_s`.
-        env_threads: `rollout.env_threads`, maximum number of threads for blocking environments,
-            started on demand; 1 or more.
+        env_threads: maximum number of threads for blocking environments, started on demand; 1 or
+            more.
         joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no
             prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
@@ -52,7 +56,7 @@ class CollectorSettings:
     max_failure_rate: float = 0.1
     episode_timeout_s: float = 600.0
     call_timeout_s: float = 300.0
-    env_threads: int = 1024
+    env_threads: int = ENV_THREADS
     joint_prompt_length: int = 0
     tree: TreeConfig | None = None
     reward_terms: Mapping[str, Collection[str]] = field(default_factory=dict)

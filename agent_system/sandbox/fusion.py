@@ -23,6 +23,9 @@ from verl.utils.names import without_password
 logger = logging.getLogger(__name__)
 
 REQUESTS = 32
+# Of a request, beside the limits of its execution: the server has as many requests at a time as it
+# has cores, and others wait there.
+QUEUEING_S = 30.0
 # Longest JSON escape of one byte of output, and space for the rest of an answer.
 ESCAPED_BYTES = 6
 ENVELOPE_BYTES = 1 << 16
@@ -89,7 +92,7 @@ class HttpSandbox(Sandbox):
     async def _run_test(self, job: Job, header: dict[str, Any], stdin: bytes) -> RunResult:
         body, mark = request(job, header, stdin)
         # Once to compile it, once to run it.
-        seconds = 2 * job.limits.wall_s + self.settings.request_timeout_s
+        seconds = 2 * job.limits.wall_s + QUEUEING_S
         try:
             return read_answer(await self._post(body, job, seconds), mark, job)
         except OutputError:

@@ -46,5 +46,5 @@ def level_error(level: str | None, min_level: str, missing: dict[str, str]) -> s
         for name, error in missing.items()
     )
     shortfall = f"this machine offers {level!r} only" if level else "no level works on this machine"
-    way_out = "or use sandbox.backend=http with a SandboxFusion server, or a lower sandbox.min_level"
+    way_out = "or set sandbox.url to the address of a SandboxFusion server, or a lower sandbox.min_level"
     return f"sandbox.min_level={min_level}, but {shortfall}:{causes}\n  {way_out}"

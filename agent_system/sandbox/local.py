@@ -10,6 +10,7 @@ import os
 import queue
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from agent_system.errors import SandboxError
@@ -49,6 +50,11 @@ TOLERATED = {"rlimits": {"open", "write", "chmod", "utime", "truncate", "lock"},
 class LocalSandbox(Sandbox):
     """Runs programs in processes of this machine, at most `settings.workers` concurrently.
 
+    Args:
+        settings: the keys under `sandbox`.
+        levels: isolation levels to choose from; default: all, of which the strongest that works is
+            taken.
+
     Attributes:
         level: isolation level of the programs; see `levels`.
 
@@ -56,7 +62,7 @@ class LocalSandbox(Sandbox):
         SandboxError: no level of `sandbox.min_level` or better works here, or a package is missing.
     """
 
-    def __init__(self, settings: SandboxConfig) -> None:
+    def __init__(self, settings: SandboxConfig, levels: Sequence[str] = LEVELS) -> None:
         super().__init__(settings)
         self.workers = settings.workers or os.cpu_count() or 1
         self.restarts = 0
@@ -67,7 +73,7 @@ class LocalSandbox(Sandbox):
         self._slots: queue.LifoQueue[SandboxWorker | None] = queue.LifoQueue()
         self._threads = DaemonExecutor(self.workers)
         self._closed = False
-        self.level, first = self._strongest_level()
+        self.level, first = self._strongest_level(levels)
         for _ in range(self.workers - 1):
             self._slots.put(None)  # the worker is started when the slot is first used
         self._slots.put(first)
@@ -144,24 +150,24 @@ class LocalSandbox(Sandbox):
             with self._lock:
                 self._alive.discard(worker)
 
-    def _strongest_level(self) -> tuple[str, SandboxWorker]:
-        """Return the level to use with a probed worker. Raise SandboxError, naming a weaker level
-        that works, if none suffices.
+    def _strongest_level(self, levels: Sequence[str]) -> tuple[str, SandboxWorker]:
+        """Return the level to use, of `levels`, with a probed worker. Raise SandboxError, naming a
+        weaker level that works, if none suffices.
         """
-        settings = self.settings
+        least = self.settings.min_level
         missing: dict[str, str] = {}
-        for level in reversed(LEVELS) if settings.level == "auto" else [settings.level]:
+        for level in sorted(levels, key=rank, reverse=True):
             try:
                 worker = self._probe(level)
             except SandboxError as error:
                 missing[level] = str(error)
                 continue
-            if rank(level) >= rank(settings.min_level):
+            if rank(level) >= rank(least):
                 return level, worker
             # All levels after the first that works are weaker.
             worker.kill()
-            raise SandboxError(level_error(level, settings.min_level, missing))
-        raise SandboxError(level_error(None, settings.min_level, missing))
+            raise SandboxError(level_error(level, least, missing))
+        raise SandboxError(level_error(None, least, missing))
 
     def _probe(self, level: str) -> SandboxWorker:
         """Start a worker and run a program that tries forbidden operations. Raise SandboxError

@@ -19,6 +19,10 @@ from verl.trainer.config.spec import check_values
 
 logger = logging.getLogger(__name__)
 
+# Timeouts of a program after which its other tests are skipped: one may be the load of the machine,
+# and a program that hangs on every test would hold a worker for all of their limits.
+MAX_TIMEOUTS = 2
+
 
 class Sandbox(ABC):
     """Runs untrusted programs.
@@ -69,9 +73,7 @@ class Sandbox(ABC):
             The results in the order of the tests. The caller compares them with the expected
             output, which the program never sees.
         """
-        return await self._run(
-            Job(program, list(tests), self._limits(limits), usual_names, self.settings.max_timeouts)
-        )
+        return await self._run(Job(program, list(tests), self._limits(limits), usual_names, MAX_TIMEOUTS))
 
     async def compile(self, program: str, *, limits: SandboxLimitsConfig | None = None) -> RunResult:
         """Compile a program without running it: `Reason.OK`, `Reason.COMPILE`, or a limit, since

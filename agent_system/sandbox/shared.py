@@ -22,7 +22,7 @@ def make_sandbox(settings: SandboxConfig) -> Sandbox:
     """Start a separate sandbox. Raise ConfigError for invalid settings, SandboxError when this
     machine cannot meet them.
     """
-    if settings.backend == "http":
+    if settings.url:
         # imports aiohttp, which other backends do not need
         from agent_system.sandbox.fusion import (
             HttpSandbox,

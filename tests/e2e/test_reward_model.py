@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import agent_system.reward.model
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.tokens import decode
@@ -76,7 +77,11 @@ ONE_STEP = {
 
 
 def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit(
-    train: Run, tmp_path: Path, classifier_dir: Path, refused: Callable[[dict[str, Any]], str]
+    train: Run,
+    tmp_path: Path,
+    classifier_dir: Path,
+    refused: Callable[[dict[str, Any]], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [command] = [b.text for b in blocks("bash") if "reward.model.kind=sequence_classification" in b.text]
     page = dict(word.split("=", 1) for word in shlex.split(command.replace("\\\n", " ")) if "=" in word)
@@ -100,7 +105,8 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
-    train(changes | first | {"trainer.default_local_dir": again, "reward.model.cache_size": 0})
+    monkeypatch.setattr(agent_system.reward.model, "SCORES_KEPT", 0)
+    train(changes | first | {"trainer.default_local_dir": again})
     assert weights(again, 2) == weights(tmp_path / "run", 2)
     (model / "config.json").write_text((model / "config.json").read_text() + "\n")
     said = refused(changes | {"trainer.total_training_steps": 3})

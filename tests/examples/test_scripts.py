@@ -110,8 +110,8 @@ def test_a_search_server_that_is_named_takes_the_place_of_the_corpus_in_the_fold
 def test_a_sandbox_on_a_server_keeps_its_own_limits(name: str, tmp_path: Path) -> None:
     ours = asked_for(f"bash examples/run_{name}.sh", tmp_path / "ours")[1]
     assert ours.sandbox.limits.cpu_s == 2
-    elsewhere = ["sandbox.backend=http", "sandbox.url=http://127.0.0.1:8080"]
-    config = asked_for(f"bash examples/run_{name}.sh {' '.join(elsewhere)}", tmp_path / "http")[1]
+    elsewhere = "sandbox.url=http://127.0.0.1:8080"
+    config = asked_for(f"bash examples/run_{name}.sh {elsewhere}", tmp_path / "http")[1]
     assert config.sandbox.limits.cpu_s == type(config.sandbox.limits)().cpu_s
 
 

@@ -51,8 +51,6 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.propagation.theta": float("nan")}, "reward.propagation.theta=nan"),
         ({"reward.propagation.theta_quantile": -0.1}, "reward.propagation.theta_quantile=-0.1"),
         ({"reward.propagation.theta_step": -0.1}, "reward.propagation.theta_step=-0.1"),
-        ({"reward.propagation.theta_fall": 1.1}, "reward.propagation.theta_fall=1.1"),
-        ({"reward.propagation.theta_window": 0}, "reward.propagation.theta_window=0"),
         ({"reward.propagation.gamma": 2.0}, "reward.propagation.gamma=2.0"),
         ({"reward.propagation.min_pass_rate": 7.0}, "reward.propagation.min_pass_rate=7.0"),
         (

@@ -291,7 +291,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("reward.reward_model", "reward.model", note=_REWARD_MODEL),
     _renamed("reward_model", "reward.model", note=_REWARD_MODEL),
     _renamed("reward.num_workers", "env.env_name", note=_REWARDS, take=no_effect()),
-    _renamed("*sandbox_fusion.url", "sandbox.backend", "sandbox.url", note="with sandbox.backend=http"),
+    _renamed("*sandbox_fusion.url", "sandbox.url"),
     _renamed("*sandbox_fusion.max_concurrent", "sandbox.workers"),
     _renamed("*sandbox_fusion.memory_limit_mb", "sandbox.limits.memory_mb"),
     # Dr. MAS.

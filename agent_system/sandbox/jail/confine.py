@@ -94,7 +94,7 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
     _set(
         {
             resource.RLIMIT_AS: how.overhead_bytes + (limits["memory_mb"] << 20),
-            resource.RLIMIT_FSIZE: limits["file_mb"] << 20,
+            resource.RLIMIT_FSIZE: limits["disk_mb"] << 20,
         }
     )
     if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible

@@ -16,9 +16,7 @@ from agent_system.sandbox.levels import LEVELS, rank
 from agent_system.sandbox.local import LocalSandbox
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
-LIMITS = SandboxLimitsConfig(
-    cpu_s=3, wall_s=6, memory_mb=128, processes=12, file_mb=4, disk_mb=8, output_kb=64
-)
+LIMITS = SandboxLimitsConfig(cpu_s=3, wall_s=6, memory_mb=128, processes=12, disk_mb=8, output_kb=64)
 # An honest program ends by itself, however busy the machine.
 PATIENT = SandboxLimitsConfig(**{**vars(LIMITS), "cpu_s": 20, "wall_s": 60})
 # A worker that waits for a job is a watcher with a warden and an init below it.
@@ -29,7 +27,7 @@ IDLE = 2
 def sandbox_at(level: str) -> LocalSandbox | str:
     """The sandbox of a level for the whole session, or why there is none."""
     try:
-        return LocalSandbox(SandboxConfig(level=level, min_level="rlimits", workers=2, limits=LIMITS))
+        return LocalSandbox(SandboxConfig(min_level="rlimits", workers=2, limits=LIMITS), [level])
     except SandboxError as error:
         return str(error)
 

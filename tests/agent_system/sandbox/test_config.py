@@ -10,10 +10,9 @@ import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry, Observation, Outcome, Task
 from agent_system.launch.checks import start_sandbox
-from agent_system.sandbox import close_shared, configure, shared_sandbox
+from agent_system.sandbox import SandboxError, close_shared, configure, local, shared_sandbox
 from tests.docs.pages import blocks
 from verl.trainer.config import RunConfig, SandboxConfig
-from verl.trainer.config.spec import ConfigError
 
 NAME = "judged_by_running"
 
@@ -56,10 +55,18 @@ async def test_an_environment_that_runs_programs_gets_a_sandbox(
     assert (await env.step("print(bytearray(2 * 10**8))")).team == 0
 
 
-def test_a_sandbox_that_is_too_weak_stops_the_run(config: RunConfig) -> None:
-    config.sandbox.level = "rlimits"
+def test_a_sandbox_that_is_too_weak_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def worker(level: str, *rest: object) -> object:
+        if level != "rlimits":
+            raise SandboxError(f"OSError: no {level} here")
+        return start(level, *rest)
+
+    start = local.SandboxWorker
+    monkeypatch.setattr(local, "SandboxWorker", worker)
     config.sandbox.min_level = "seccomp"
-    with pytest.raises(ConfigError, match=r"sandbox\.level=rlimits is weaker than sandbox.min_level=seccomp"):
+    with pytest.raises(
+        SandboxError, match=r"sandbox.min_level=seccomp, but this machine offers 'rlimits' only"
+    ):
         start_sandbox(config)
 
 

@@ -146,7 +146,7 @@ async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> 
     """The trainer starts threads, and programs beside an honest one take all the processes that they may
     have.
     """
-    sandbox = LocalSandbox(SandboxConfig(level=arena.level, min_level="rlimits", workers=4, limits=LONG))
+    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=4, limits=LONG), [arena.level])
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
     forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(20)"

@@ -59,7 +59,7 @@ async def test_output_by_name_counts_for_the_limit(arena: Arena) -> None:
 
 async def test_an_input_of_the_greatest_length_is_read(arena: Arena) -> None:
     """It is longer than any file of the program may be."""
-    limits = SandboxLimitsConfig(cpu_s=20, wall_s=60, memory_mb=512, file_mb=4, disk_mb=8)
+    limits = SandboxLimitsConfig(cpu_s=20, wall_s=60, memory_mb=512, disk_mb=8)
     result = await arena.sandbox.run(
         "import os; print(os.fstat(0).st_size, len(os.read(0, 1 << 20)))", "7" * (64 << 20), limits=limits
     )

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from agent_system.sandbox import FunctionCall, Sandbox, SandboxError, close_shared, configure, make_sandbox
+from agent_system.sandbox import (
+    FunctionCall,
+    Sandbox,
+    SandboxError,
+    close_shared,
+    configure,
+    fusion,
+    make_sandbox,
+)
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 from verl.trainer.config.spec import ConfigError
 
@@ -96,10 +104,14 @@ def server() -> Iterator[Server]:
     server.http.server_close()
 
 
-def client(url: str, timeout_s: float = 5.0) -> Sandbox:
-    return make_sandbox(
-        SandboxConfig(backend="http", url=url, request_timeout_s=timeout_s, limits=LIMITS, workers=4)
-    )
+@pytest.fixture(autouse=True)
+def no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers here answer at once, or never."""
+    monkeypatch.setattr(fusion, "QUEUEING_S", 5.0)
+
+
+def client(url: str) -> Sandbox:
+    return make_sandbox(SandboxConfig(url=url, limits=LIMITS, workers=4))
 
 
 @pytest.fixture
@@ -229,10 +241,12 @@ async def test_a_password_in_the_address_is_not_shown(caplog: pytest.LogCaptureF
         sandbox.close()
     assert [text for text in said if "PASS" in text] == [] and f"***@{address}" in result.message
     with pytest.raises(ConfigError, match=r"sandbox\.url='ftp://\*\*\*@host'"):
-        make_sandbox(SandboxConfig(backend="http", url="ftp://user:PASS@host"))
+        make_sandbox(SandboxConfig(url="ftp://user:PASS@host"))
 
 
-async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
+async def test_a_slow_answer_costs_its_own_run_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "QUEUEING_S", 0.5)
+
     def drip(listening: socket.socket) -> None:
         while True:
             try:
@@ -252,7 +266,7 @@ async def test_a_slow_answer_costs_its_own_run_and_no_other() -> None:
     limits = SandboxLimitsConfig(wall_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=drip, args=(listening,), daemon=True).start()
-        sandbox = client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.5)
+        sandbox = client(f"http://127.0.0.1:{listening.getsockname()[1]}")
         began = time.monotonic()
         try:
             slow = asyncio.create_task(sandbox.run("print(1)", limits=limits))
@@ -279,12 +293,9 @@ async def test_a_slow_server_delays_no_other_run(sandbox: Sandbox, server: Serve
 def test_a_server_that_cannot_run_programs_is_found_at_the_start(server: Server) -> None:
     server.answer = lambda body: {"status": "SandboxError", "message": "no free slot"}
     with pytest.raises(SandboxError, match="no free slot"):
-        configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT))
+        configure(SandboxConfig(url=server.url, limits=PATIENT))
     server.answer = run_code
     try:
-        assert (
-            "SandboxFusion at"
-            in configure(SandboxConfig(backend="http", url=server.url, limits=PATIENT)).describe()
-        )
+        assert "SandboxFusion at" in configure(SandboxConfig(url=server.url, limits=PATIENT)).describe()
     finally:
         close_shared()

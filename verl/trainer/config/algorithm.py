@@ -58,9 +58,7 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
 
 @dataclass
 class KLCtrlConfig:
-    type: str = key(
-        "fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive")
-    )
+    type: str = key("fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive"))
     kl_coef: float = key(0.001, "KL coefficient (initial value if adaptive)", ge=0)
     horizon: int = key(10000, "adaptive controller: horizon in samples", gt=0, effect=ADAPTIVE)
     target_kl: float = key(0.1, "adaptive controller: target KL", gt=0, effect=ADAPTIVE)

@@ -13,7 +13,6 @@ PROPAGATIONS = ("none", "uniform", "discounted", "threshold")
 PROPAGATED = "reward.propagation.mode!=none"
 THRESHOLD = "reward.propagation.mode=threshold"
 FIXED = "reward.propagation.theta_quantile=null"
-STEPS = "reward.propagation.theta_step>0"
 
 
 # Set `reward.reward_manager.name` to the manager that the function's signature asks for.
@@ -74,16 +73,6 @@ class PropagationConfig:
         ge=0,
         le=1,
         effect=(THRESHOLD, FIXED, "data.val_files", "trainer.test_freq>0"),
-    )
-    theta_fall: float = key(
-        0.05,
-        "relative drop below the best accuracy (success) of the window that counts as a fall",
-        ge=0,
-        le=1,
-        effect=(THRESHOLD, STEPS),
-    )
-    theta_window: int = key(
-        3, "number of previous validations that accuracy is compared with", ge=1, effect=(THRESHOLD, STEPS)
     )
     local_range: list[float] = key(
         [0.0, 1.0],
@@ -170,7 +159,9 @@ class RewardConfig:
         0.5, "a team reward above this becomes 1, any other 0", effect="reward.shaping=binary"
     )
     propagation: PropagationConfig = section(PropagationConfig, part=PROPAGATED)
-    overlong_buffer: OverlongBufferConfig = section(OverlongBufferConfig, effect="reward.overlong_buffer.enable=true")
+    overlong_buffer: OverlongBufferConfig = section(
+        OverlongBufferConfig, effect="reward.overlong_buffer.enable=true"
+    )
 
 
 def has_functions(reward: RewardConfig) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from verl.trainer.config.api import ApiConfig
-from verl.trainer.config.names import DTYPE_NAMES
 from verl.trainer.config.spec import ConfigError, key, section
 
 # Name of its score among the named terms of rewards.
@@ -57,12 +56,6 @@ class RewardModelConfig:
     trust_remote_code: bool = key(
         False, "run Python code of the model folder when loading the model", effect="reward.model.path"
     )
-    dtype: str = key(
-        "auto",
-        "dtype of the weights; auto: bf16 on GPU, fp32 on CPU",
-        choices=("auto", *DTYPE_NAMES),
-        effect="reward.model.path",
-    )
     api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api", same_as="agent.api.<agent>")
     scope: str = key(
         "call",
@@ -101,12 +94,6 @@ class RewardModelConfig:
         "conversation; false: it costs the episode",
         effect=HERE,
     )
-    micro_batch_size: int = key(
-        8,
-        "rows of one forward pass; shorter batches are padded to it",
-        ge=1,
-        effect=f"reward.model.kind={CLASSIFIER}",
-    )
     template: Optional[str] = key(
         None,
         "file with the question to the judge, with {conversation}, {reply}, {task}, "
@@ -130,9 +117,6 @@ class RewardModelConfig:
         ge=0,
         le=1,
         effect=ASKED,
-    )
-    cache_size: int = key(
-        100_000, "scores kept by content of prompt and reply; 0 keeps none", ge=0, effect=ANY
     )
 
 

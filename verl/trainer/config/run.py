@@ -252,11 +252,6 @@ class CollectConfig:
         "device of the engines",
         ge=0,
     )
-    env_threads: int = key(
-        1024,
-        "maximum number of threads for environments with blocking methods; threads are started on demand",
-        ge=1,
-    )
     max_failure_rate: float = key(
         0.1,
         "fraction of failed episodes, or of failed candidates of trees, above which the run stops",

@@ -9,7 +9,7 @@ from verl.utils.names import without_password
 LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
 # Decided by what the environment and the tools say, at the start of a run.
 PROGRAMS = "an environment or an agent that runs programs"
-LOCAL = "sandbox.backend=local (a SandboxFusion server has its own limits)"
+LOCAL = "sandbox.url= (empty: a SandboxFusion server has its own isolation and limits)"
 
 
 @dataclass
@@ -31,8 +31,9 @@ class SandboxLimitsConfig:
     processes: int = key(
         16, "maximum number of concurrent processes and threads of one execution", ge=1, effect=LOCAL
     )
-    file_mb: int = key(16, "maximum size of one file, in MiB", ge=1, le=2**40, effect=LOCAL)
-    disk_mb: int = key(32, "maximum size of all files of one execution, in MiB", ge=1, le=2**40, effect=LOCAL)
+    disk_mb: int = key(
+        32, "maximum size of a file, and of all files of one execution, in MiB", ge=1, le=2**40, effect=LOCAL
+    )
     output_kb: int = key(
         256,
         "maximum size of stdout, stderr and a returned value each, in KiB; a program that writes "
@@ -44,64 +45,35 @@ class SandboxLimitsConfig:
 
 @dataclass
 class SandboxConfig:
-    backend: str = key(
-        "local",
-        "local (processes on this machine) | http (a SandboxFusion server)",
-        choices=("local", "http"),
-    )
-    level: str = key(
-        "auto",
-        "isolation of programs; auto takes the strongest level that works",
-        choices=("auto", *LEVELS),
-        effect="sandbox.backend=local",
+    url: str = key(
+        "",
+        "address of a SandboxFusion server that runs programs, such as http://localhost:8080; "
+        "empty: processes of this machine do",
+        secret=True,
     )
     min_level: str = key(
         "landlock",
         "weakest isolation that is accepted; with less, the training run is refused",
         choices=LEVELS,
-        effect="sandbox.backend=local",
+        effect=LOCAL,
     )
     workers: int = key(
-        0, "maximum number of concurrent executions; 0: the number of cores (local) or 32 (http)", ge=0
+        0, "maximum number of concurrent executions; 0: the number of cores, or 32 with sandbox.url", ge=0
     )
     packages: list[str] = key(
         [],
         "packages that programs may import beside the standard library; list their dependencies as well",
-        effect="sandbox.backend=local",
-    )
-    max_timeouts: int = key(
-        2, "after this many timeouts of one program its other tests are skipped; 0 runs all tests", ge=0
-    )
-    url: str = key(
-        "",
-        "address of the SandboxFusion server, such as http://localhost:8080",
-        secret=True,
-        effect="sandbox.backend=http",
-    )
-    request_timeout_s: float = key(
-        30.0,
-        "time limit of a request in addition to that of its execution, in seconds; includes "
-        "queueing at the server",
-        gt=0,
-        le=LONGEST_S,
-        effect="sandbox.backend=http",
+        effect=LOCAL,
     )
     limits: SandboxLimitsConfig = section(SandboxLimitsConfig)
 
 
 def check_sandbox(config: SandboxConfig) -> None:
-    """Raise ConfigError for a value that cannot be used, a level below min_level, or a server
-    without an address.
-    """
+    """Raise ConfigError for a value that cannot be used, or a server whose address is none."""
     check_values(config, "sandbox")
-    if config.level != "auto" and LEVELS.index(config.level) < LEVELS.index(config.min_level):
-        raise ConfigError(
-            f"sandbox.level={config.level} is weaker than sandbox.min_level={config.min_level}; "
-            "change one of them"
-        )
-    if config.backend == "http" and not config.url.startswith(("http://", "https://")):
+    if config.url and not config.url.startswith(("http://", "https://")):
         url = without_password(config.url)
         raise ConfigError(
-            f"sandbox.url={url!r}: sandbox.backend=http needs the server's address, such as "
+            f"sandbox.url={url!r}: expected the address of a SandboxFusion server, such as "
             "http://localhost:8080"
         )

@@ -198,9 +198,7 @@ def key(default: Any, meaning: str, *, effect: str | tuple[str, ...] = (), **rul
     return field(default=default, metadata=metadata, repr=in_repr)
 
 
-def section(
-    cls: type, effect: str | None = None, like: str = "", same_as: str = "", part: str = ""
-) -> Any:
+def section(cls: type, effect: str | None = None, like: str = "", same_as: str = "", part: str = "") -> Any:
     """Declare a sub-section that is itself a config dataclass.
 
     Args:

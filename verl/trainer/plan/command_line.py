@@ -299,7 +299,10 @@ def _unknown(key: str) -> str:
     nearest known key.
     """
     from verl.compat.keys import find_verl_key
+    from verl.trainer.plan.earlier_files import FORMER
 
+    if key in FORMER:
+        return f"{key} is no key any more: {FORMER[key][1]} (all keys: docs/config.md)"
     if verls := find_verl_key(key):
         return f"unknown key {key}; {verls.hint()} (verl's keys: docs/upstream_map.md)"
     near = (

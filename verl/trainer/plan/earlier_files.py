@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 from verl.trainer.config.spec import ConfigError
@@ -15,10 +16,26 @@ SWITCHES = {
     "use_invalid_action_penalty": ("invalid_action_penalty_coef", 0.0),
     UPDATES: ("ppo_mini_update_num", None),
 }
+# Keys that are no keys any more: the value that each has now, which it had unless it was set, and
+# what to do instead.
+FORMER: dict[str, tuple[Any, str]] = {
+    "reward.model.cache_size": (100_000, "100,000 scores are kept"),
+    "reward.model.dtype": ("auto", "actor_rollout_ref.rollout.dtype is the reward model's as well"),
+    "reward.model.micro_batch_size": (8, "actor_rollout_ref.rollout.max_num_seqs bounds it"),
+    "reward.propagation.theta_fall": (0.05, "a drop by a share of 0.05 is a fall"),
+    "reward.propagation.theta_window": (3, "accuracy is compared with three validations"),
+    "rollout.env_threads": (1024, "there are at most 1,024 threads"),
+    "sandbox.backend": ("local", "sandbox.url alone sends programs to a SandboxFusion server"),
+    "sandbox.level": ("auto", "the strongest level that works is used, sandbox.min_level at least"),
+    "sandbox.limits.file_mb": (16, "sandbox.limits.disk_mb limits single files too"),
+    "sandbox.max_timeouts": (2, "after two timeouts the other tests of a program are skipped"),
+    "sandbox.request_timeout_s": (30.0, "a request may wait for the server for 30 s"),
+}
 
 
 def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the tree of a file with each switch that became a value of another key as that value.
+    """Return the tree of a file with each switch that became a value of another key as that value,
+    and without former keys that have the value of now; another value stays, for the check of names.
 
     A switch that was off had left the number beside it without effect, so the number goes as well.
     Sections that are no sections stay, for the check of types.
@@ -36,6 +53,13 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     critic = _section(saved, "critic")
     if critic.pop(UPDATES, True) is False:
         critic["ppo_mini_update_num"] = None
+    if _section(saved, "sandbox").get("url"):
+        _section(saved, "sandbox").pop("backend", None)
+    for name, (value, _) in FORMER.items():
+        *sections, leaf = name.split(".")
+        section = reduce(_section, sections, saved)
+        if section.get(leaf) == value:
+            del section[leaf]
     return saved
 
 

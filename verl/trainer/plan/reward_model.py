@@ -15,6 +15,9 @@ from verl.trainer.plan.placement import AgentPlacement, Placement, WorkerGroupSp
 from verl.trainer.plan.untrained_agents import by_agent
 
 NAME = "reward_model"
+# Rows of a forward pass of a classifier. Shorter batches are padded to as many, so that a score does
+# not depend on what is scored beside it; with more, the last batches of a step would be padding.
+CLASSIFIER_ROWS = 8
 
 
 def with_reward_model(
@@ -41,17 +44,11 @@ def with_reward_model(
         )
     row_config = copy.deepcopy(actor_rollout_ref)
     row_config.model.path, row_config.model.tokenizer_path = absolute_model_path(str(model.path)), None
-    row_config.model.trust_remote_code, row_config.rollout.dtype = model.trust_remote_code, model.dtype
+    row_config.model.trust_remote_code = model.trust_remote_code
     if model.kind == CLASSIFIER:
-        (
-            row_config.rollout.name,
-            row_config.rollout.max_num_seqs,
-            row_config.rollout.tensor_model_parallel_size,
-        ) = (
-            CLASSIFIER,
-            model.micro_batch_size,
-            1,
-        )
+        row_config.rollout.name = CLASSIFIER
+        row_config.rollout.max_num_seqs = min(CLASSIFIER_ROWS, row_config.rollout.slots)
+        row_config.rollout.tensor_model_parallel_size = 1
     used_ids = {spec.wg_id for spec in placement.groups} | {row.policy_id for row in placement.agents}
     wg_id = next(
         name for name in (NAME, *(f"{NAME}_{i}" for i in range(2, len(used_ids) + 3))) if name not in used_ids

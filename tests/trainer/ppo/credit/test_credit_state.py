@@ -72,9 +72,7 @@ def test_theta_falls_by_a_step_when_validation_accuracy_falls_by_a_share(
     accuracies: list[float], thetas: list[float]
 ) -> None:
     config = RunConfig()
-    config.reward.propagation = PropagationConfig(
-        mode="threshold", theta=0.5, theta_step=0.1, theta_fall=0.05, theta_window=3
-    )
+    config.reward.propagation = PropagationConfig(mode="threshold", theta=0.5, theta_step=0.1)
     for stop in range(len(accuracies)):  # with a checkpoint between any two validations
         found, theta = [], AdaptiveTheta(config.reward.propagation)
         for number, accuracy in enumerate(accuracies):

@@ -8,13 +8,17 @@ from typing import Any
 from verl.trainer.config.reward import PropagationConfig
 
 ACCURACY = "val/episode/success_rate"
+# A fall is a drop by this share below the best of so many validations before it: less is the noise
+# of a validation, and a longer window would compare with a policy that theta has moved away from.
+FALL = 0.05
+WINDOW = 3
 
 
 class AdaptiveTheta:
     """`theta`, lowered by `theta_step` after each fall of validation accuracy, at least 0.
 
-    Accuracy has fallen if it is below the best of the previous `theta_window` validations, and at
-    most `1 - theta_fall` times that. The window is cleared after a fall, so that each fall counts
+    Accuracy has fallen if it is below the best of the previous `WINDOW` validations, and at most
+    `1 - FALL` times that. The window is cleared after a fall, so that each fall counts
     once. No paper: the rule is this project's.
 
     Attributes:
@@ -34,11 +38,11 @@ class AdaptiveTheta:
             return
         accuracy = metrics[ACCURACY]
         best = max(self._accuracies, default=0.0)
-        # A fall of exactly `theta_fall` counts, whatever its last bits.
-        if accuracy < best and accuracy <= best * (1 - self._config.theta_fall) + 1e-9:
+        # A fall of exactly `FALL` counts, whatever its last bits.
+        if accuracy < best and accuracy <= best * (1 - FALL) + 1e-9:
             self.value = max(0.0, self.value - self._config.theta_step)
             self._accuracies.clear()
-        self._accuracies = [*self._accuracies, accuracy][-self._config.theta_window :]
+        self._accuracies = [*self._accuracies, accuracy][-WINDOW:]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, in JSON types; empty if theta is fixed."""
