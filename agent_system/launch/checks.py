@@ -253,7 +253,7 @@ def check_run(config: RunConfig) -> CheckedRun:
 
     model_checks.check_forms(plan)
     device = resolve_device(config.trainer.device)
-    check_exactness(config.critic, plan, device)
+    check_exactness(plan, device)
     model_checks.check_vllm(plan, device)
     trained_in = run_dir_of(config.trainer)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
@@ -265,8 +265,8 @@ def check_run(config: RunConfig) -> CheckedRun:
             TEMPLATE_TIME.restore(str(state["template_time"]))
         if not config.trainer.val_only:
             check_checkpoint(checkpoint, state, config.async_training, config.data)
-        check_saved_models(checkpoint, config.critic, plan)
-    run_dir = output_dir(config.agent, config.trainer, plan, trained_in, checkpoint)
+        check_saved_models(checkpoint, plan)
+    run_dir = output_dir(config.agent, config.trainer, plan.agents, plan.speakers, trained_in, checkpoint)
     model_checks.check_reward_model(config.reward)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)

@@ -24,7 +24,6 @@ from verl.trainer.plan.agents import Sampling
 from verl.trainer.plan.derived_values import prompt_length_key
 from verl.trainer.plan.placement import AgentPlacement, Placement
 from verl.trainer.plan.registry import ESTIMATORS
-from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.untrained_agents import api_key
 from verl.utils.names import slug
@@ -197,7 +196,7 @@ def agent_bindings(
     """Bind every agent of a run to the client of its policy, or to its server."""
     bindings: dict[str, AgentBinding | RemoteBinding] = dict(remote_bindings(plan))
     structured = {group.wg_id for group in plan.groups if group.config.rollout.structured_outputs}
-    for agent_id, row in policy_rows(config.agent, plan).items():
+    for agent_id, row in plan.speakers.items():
         tokenizer = tokenizers[row.wg_id]
         stop = stop_token_ids(str(row.config.model.path), tokenizer, config.data.apply_chat_template_kwargs)
         bindings[agent_id] = AgentBinding(

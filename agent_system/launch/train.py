@@ -30,7 +30,6 @@ from verl.trainer.plan.command_line import (
     save_config,
 )
 from verl.trainer.plan.derived_values import table_row
-from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.interrupt import StoppedAtOnce, stopping_at_once
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -53,7 +52,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
     with writing(config_file):
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, config_file)
-    for agent_id, row in policy_rows(config.agent, plan).items():
+    for agent_id, row in plan.speakers.items():
         logger.info(table_row(agent_id, row, checked.adapter_sizes))
     for remote in plan.api:
         logger.info(

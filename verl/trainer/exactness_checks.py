@@ -22,18 +22,16 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.groups import GroupPlan
 from verl.trainer.plan.placement import WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.critic import critic_config
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
 from verl.workers.rollout.server import check_served
 
 logger = logging.getLogger(__name__)
 
 
-def check_exactness(critic: CriticConfig, plan: RunPlan, device: str) -> None:
+def check_exactness(plan: RunPlan, device: str) -> None:
     """Check the model of every worker group, and log what differs from the fastest way.
 
     Args:
-        critic: keys under `critic`.
         plan: plan of the run.
         device: cpu or cuda, of the workers.
 
@@ -55,7 +53,7 @@ def check_exactness(critic: CriticConfig, plan: RunPlan, device: str) -> None:
         except ModelPathError as error:
             obstacles[str(error)] = None
             continue
-        group_critic = critic_config(critic, group) if group.wg_id in with_critic else None
+        group_critic = group.critic if group.wg_id in with_critic else None
         is_trained = group.trained and plan.trains
         checks = list(_checks(group, device, is_trained, group_critic))
         for check in checks:

@@ -408,14 +408,14 @@ def _configs(
 def _fill(
     actor_rollout_ref: ActorRolloutRefConfig,
     critic: CriticConfig,
-    placement: Placement,
+    plan: RunPlan,
     models: list[_Model],
 ) -> None:
     """Write the chosen values where none is set."""
     tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
     scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
     slots = min((model.slots for model in models if model.own.rollout.max_num_seqs is None), default=None)
-    for model_config in _configs(actor_rollout_ref, placement):
+    for model_config in _configs(actor_rollout_ref, plan):
         if model_config.rollout.max_num_seqs is None:
             model_config.rollout.max_num_seqs = slots or model_config.rollout.slots
         if model_config.actor.ppo_max_token_len_per_gpu is None:
@@ -428,10 +428,13 @@ def _fill(
             model_config.model.enable_gradient_checkpointing = any(
                 model.memory.checkpointing for model in models
             )
-    if critic.ppo_max_token_len_per_gpu is None:
-        critic.ppo_max_token_len_per_gpu = scored
-    if critic.model.enable_gradient_checkpointing is None:
-        critic.model.enable_gradient_checkpointing = actor_rollout_ref.model.enable_gradient_checkpointing
+    for critic_config in (critic, *(group.critic for group in plan.groups)):
+        if critic_config.ppo_max_token_len_per_gpu is None:
+            critic_config.ppo_max_token_len_per_gpu = scored
+        if critic_config.model.enable_gradient_checkpointing is None:
+            critic_config.model.enable_gradient_checkpointing = (
+                actor_rollout_ref.model.enable_gradient_checkpointing
+            )
 
 
 def _report(models: list[_Model], base: int, free: int) -> None:

@@ -19,7 +19,6 @@ from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.critic import critic_config
 from verl.utils.names import value_at
 
 logger = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ def check_critic(critic: CriticConfig, plan: RunPlan, tokenizers: Mapping[str, A
             continue
         from verl.models.value_model import check_value_model  # of critics
 
-        model = critic_config(critic, spec).model
+        model = spec.critic.model
         critic_model = critic.model
         key = "model.path"
         try:

@@ -11,7 +11,7 @@ from tests.plans import plan_of
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agents import AgentPlan
-from verl.trainer.plan.role_policies import output_dir, policy_rows
+from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.plan.run import RunPlan
 
 TEAM = ["Tool Agent", "Executor Agent", "Critic"]
@@ -31,11 +31,12 @@ def team(roles: dict[str, Any], **changes: Any) -> tuple[RunConfig, RunPlan]:
 
 
 def rows_of(config: RunConfig, plan: RunPlan) -> dict[str, AgentPlan]:
-    return policy_rows(config.agent, plan)
+    assert list(plan.speakers) == [row.agent_id for row in plan.agents]
+    return dict(plan.speakers)
 
 
 def folder_of(config: RunConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None) -> Path:
-    return output_dir(config.agent, config.trainer, plan, run_dir, checkpoint)
+    return output_dir(config.agent, config.trainer, plan.agents, plan.speakers, run_dir, checkpoint)
 
 
 def policies(roles: dict[str, Any], **changes: Any) -> list[str]:

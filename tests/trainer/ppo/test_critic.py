@@ -17,7 +17,6 @@ from verl.trainer.model_checks import check_critic
 from verl.trainer.plan.checks import check_critic_keys
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from verl.trainer.ppo.critic import (
-    critic_config,
     critic_rows,
     critic_signature,
     value_metrics,
@@ -71,14 +70,14 @@ def test_an_estimator_of_ones_own_gets_a_critic_by_naming_values() -> None:
 def test_a_critic_starts_from_the_policys_model_and_keeps_its_tokenizer(tiny_model_dir: Path) -> None:
     config = make_run(tiny_model_dir)
     config.critic.model.enable_gradient_checkpointing = True
-    own = critic_config(config.critic, plan_of(config).groups[0]).model
+    own = plan_of(config).groups[0].critic.model
     assert (own.path, own.tokenizer_path, own.enable_gradient_checkpointing) == (
         str(tiny_model_dir),
         str(tiny_model_dir),
         True,
     )
     config.critic.model.path = "other/model"
-    other = critic_config(config.critic, plan_of(config).groups[0]).model
+    other = plan_of(config).groups[0].critic.model
     assert (other.path, other.tokenizer_path) == ("other/model", str(tiny_model_dir))
 
 

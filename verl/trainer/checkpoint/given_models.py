@@ -9,10 +9,9 @@ import torch
 
 from verl.models.fingerprint import model_fingerprint
 from verl.models.loader import CAUSAL_LM, DTYPES, ModelLoader
-from verl.trainer.config import CriticConfig, FSDPConfig, TrainedModelConfig
+from verl.trainer.config import FSDPConfig, TrainedModelConfig
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.critic import critic_config
 from verl.utils.checkpoint import CheckpointError, read_meta
 
 
@@ -33,7 +32,7 @@ def groups_with_fixed_models(placement: Placement, references: Collection[str] =
     ]
 
 
-def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> None:
+def check_saved_models(folder: Path, plan: RunPlan) -> None:
     """Raise CheckpointError if model or dtype of a policy or critic in the checkpoint `folder`
     differ from those of the run.
 
@@ -53,11 +52,10 @@ def check_saved_models(folder: Path, critic: CriticConfig, plan: RunPlan) -> Non
         if spec.wg_id in with_critic:
             from verl.models.value_model import VALUE_MODEL  # of critics
 
-            group_critic = critic_config(critic, spec)
             _check_saved(
                 folder / "critic" / spec.wg_id,
-                group_critic.model,
-                group_critic.fsdp,
+                spec.critic.model,
+                spec.critic.fsdp,
                 VALUE_MODEL,
                 "critic.fsdp.model_dtype",
             )

@@ -37,7 +37,6 @@ from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, 
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.plan.registry import POLICY_LOSSES
 from verl.trainer.plan.reward_model import with_reward_model
-from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.transfer_check import check_transfer
 from verl.trainer.plan.untrained_agents import api_key
@@ -91,7 +90,6 @@ def resolve(config: RunConfig) -> RunPlan:
     _check_per_agent(algorithm, reward, plan)
     check_reward(reward, plan)
     _check_models(config, plan)
-    policy_rows(agent, plan)
     check_filter_groups(algorithm, config.env, plan)
     check_sampling(algorithm, reward, rollout, plan)
     if plan.repeats:

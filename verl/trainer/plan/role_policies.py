@@ -8,7 +8,7 @@ agent under `actor_rollout_ref`: sampling, and lengths in tokens of that tokeniz
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from zlib import crc32
@@ -17,7 +17,6 @@ from verl.trainer.config import AgentConfig, TrainedModelConfig, TrainerConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agents import AgentPlan
 from verl.trainer.plan.placement import slug
-from verl.trainer.plan.run import RunPlan
 from verl.utils.names import did_you_mean
 
 # Keys that an evaluation reads and in which agents on one policy may differ.
@@ -25,38 +24,42 @@ REQUEST_KEYS = ("prompt_length", "response_length", "stop", "val_kwargs")
 LONGEST_NAME = 160
 
 
-def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
-    """Return agent -> the row of the placement whose policy generates its replies: its own, unless
+def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -> dict[str, AgentPlan]:
+    """Return agent -> the row whose policy generates its replies: its own, unless
     `agent.role_policies` names another.
+
+    Args:
+        agent: keys under `agent`.
+        agents: plans of the agents with a policy.
+        trains: whether the run trains.
 
     Raises ConfigError in a training run, for unknown agents or policies (all in one message), an
     agent named twice, a team with one policy, a policy whose own agents differ in `REQUEST_KEYS`,
     or a mapping that swaps nothing.
     """
-    own_rows = {row.agent_id: row for row in plan.agents}
+    own_rows = {row.agent_id: row for row in agents}
     role_policies = agent.role_policies
     if not role_policies:
         return own_rows
     setting = _shown(role_policies)
-    if plan.trains:
+    if trains:
         raise ConfigError(
             f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in "
             "training, replies of an agent would train the policy of another agent, and the "
             "checkpoint would not match its placement"
         )
-    if len({row.policy_id for row in plan.agents}) < 2:
+    if len({row.policy_id for row in agents}) < 2:
         shared = agent.specialization == "prompt"
         sharing = "; it needs a team trained with agent.specialization=full" if shared else ""
         raise ConfigError(
-            f"{setting}: nothing to swap, {list(own_rows)} have one policy, "
-            f"'{plan.agents[0].policy_id}'{sharing}"
+            f"{setting}: nothing to swap, {list(own_rows)} have one policy, '{agents[0].policy_id}'{sharing}"
         )
     policy_by_agent = _policies_by_agent(role_policies, own_rows, setting)
     rows = {
-        agent_id: _row(own_rows[agent_id], policy_by_agent.get(agent_id, row.policy_id), plan, setting)
+        agent_id: _row(own_rows[agent_id], policy_by_agent.get(agent_id, row.policy_id), agents, setting)
         for agent_id, row in own_rows.items()
     }
-    if not _swapped(rows, plan):
+    if not _swapped(rows, agents):
         raise ConfigError(
             f"{setting} gives every agent its own policy and swaps nothing; leave it out, or name "
             "other policies"
@@ -65,21 +68,26 @@ def policy_rows(agent: AgentConfig, plan: RunPlan) -> dict[str, AgentPlan]:
 
 
 def output_dir(
-    agent: AgentConfig, trainer: TrainerConfig, plan: RunPlan, run_dir: Path, checkpoint: Path | None
+    agent: AgentConfig,
+    trainer: TrainerConfig,
+    agents: Sequence[AgentPlan],
+    rows: Mapping[str, AgentPlan],
+    run_dir: Path,
+    checkpoint: Path | None,
 ) -> Path:
     """Return the output folder: `run_dir`, or with swapped roles
     `run_dir/swapped/<agent>-<policy>+...`, so that no file is overwritten.
 
-    With swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
+    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. With
+    swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
     ConfigError if there is no checkpoint and the exchanged policies are the same model.
     """
-    rows = policy_rows(agent, plan)
-    swapped = _swapped(rows, plan)
+    swapped = _swapped(rows, agents)
     if not swapped:
         return run_dir
     if checkpoint is not None:
         trainer.resume_mode, trainer.resume_from_path = "resume_path", str(checkpoint)
-    elif all(_same_model_and_sampling(rows[agent_id], plan.agent(agent_id)) for agent_id in swapped):
+    elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
             f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
@@ -118,13 +126,13 @@ def _policies_by_agent(
     return policy_by_agent
 
 
-def _row(own_row: AgentPlan, policy_id: str, plan: RunPlan, setting: str) -> AgentPlan:
+def _row(own_row: AgentPlan, policy_id: str, agents: Sequence[AgentPlan], setting: str) -> AgentPlan:
     """Return the agent's own row if the policy is its own, else the row of the policy's agents,
     whose `REQUEST_KEYS` must be equal.
     """
     if policy_id == own_row.policy_id:
         return own_row
-    first, *others = [row for row in plan.agents if row.policy_id == policy_id]
+    first, *others = [row for row in agents if row.policy_id == policy_id]
     for other in others:
         mine = first.config.rollout
         theirs = other.config.rollout
@@ -149,13 +157,13 @@ def _same_model_and_sampling(one: AgentPlan, other: AgentPlan) -> bool:
     return (mine, one.config.rollout) == (theirs, other.config.rollout)
 
 
-def _swapped(rows: Mapping[str, AgentPlan], plan: RunPlan) -> dict[str, str]:
+def _swapped(rows: Mapping[str, AgentPlan], agents: Sequence[AgentPlan]) -> dict[str, str]:
     """Return agent -> policy for agents that do not use their own policy, in the order of the
     placement.
     """
     return {
         row.agent_id: rows[row.agent_id].policy_id
-        for row in plan.agents
+        for row in agents
         if rows[row.agent_id].policy_id != row.policy_id
     }
 

@@ -16,6 +16,7 @@ from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_ag
 from verl.trainer.plan.groups import GroupPlan, plan_groups
 from verl.trainer.plan.learners import PolicyPlan, plan_policies
 from verl.trainer.plan.placement import Placement
+from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.untrained_agents import by_agent
 
 
@@ -25,6 +26,8 @@ class RunPlan(Placement):
 
     Attributes:
         policies: the trained policies, by `policy_id`.
+        speakers: agent -> the plan of the agent whose policy generates its replies: its own, unless
+            an evaluation swaps roles (`agent.role_policies`).
         on_policy: whether every policy has one update per step on samples of its current weights:
             these are then the old log-probs' too.
         tree: whether training episodes are trees (`rollout.sampling=tree`).
@@ -41,6 +44,7 @@ class RunPlan(Placement):
     api: tuple[ApiPlan, ...] = ()
     reward_model: AgentPlan | None = None
     policies: Mapping[str, PolicyPlan] = field(default_factory=dict)
+    speakers: Mapping[str, AgentPlan] = field(default_factory=dict)
     on_policy: bool = False
     tree: bool = False
     committed: bool = False
@@ -63,8 +67,8 @@ class RunPlan(Placement):
             placement: placement of its agents.
 
         Raises ConfigError for invalid own values of an agent or a policy, for devices that do not
-        fit the worker groups, and for `rollout.tree.k_per_agent` or `rollout.repeat_calls` of an
-        agent that is not in the team.
+        fit the worker groups, for `rollout.tree.k_per_agent` or `rollout.repeat_calls` of an agent
+        that is not in the team, and as `policy_rows` does.
         """
         candidates = candidates_of(config.agent, config.rollout)
         agents = tuple(
@@ -81,19 +85,21 @@ class RunPlan(Placement):
             [agent for agent in agents if not agent.frozen],
         )
         tree = config.rollout.sampling == "tree"
+        trains = not config.trainer.val_only
         return cls(
             agents=agents,
-            groups=plan_groups(config.trainer, config.rollout, placement, rows),
+            groups=plan_groups(config.trainer, config.rollout, config.critic, placement, rows),
             api=tuple(plan_api_agent(row, config.data) for row in placement.api),
             reward_model=reward_model,
             policies=policies,
+            speakers=policy_rows(config.agent, agents, trains),
             on_policy=config.async_training.fresh and all(p.updates == 1 for p in policies.values()),
             tree=tree,
             committed=tree and config.rollout.tree.returns == "committed",
             candidates=candidates,
             repeats=_per_agent(config.agent, "rollout.repeat_calls", config.rollout.repeat_calls),
             critic=config.critic.enable,
-            trains=not config.trainer.val_only,
+            trains=trains,
         )
 
     def agent(self, agent_id: str) -> AgentPlan:

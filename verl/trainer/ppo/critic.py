@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl.trainer.config import CriticConfig, RunConfig
 from verl.trainer.plan.agents import agent_settings
-from verl.trainer.plan.placement import WorkerGroupSpec
 from verl.trainer.plan.registry import estimator_needs
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.untrained_agents import trained_agents
@@ -39,18 +37,6 @@ def critic_signature(critic: CriticConfig, plan: RunPlan) -> dict[str, Any]:
     """
     groups = sorted(plan.critics)
     return {"wg_ids": groups, "view": critic.view} if groups else {}
-
-
-def critic_config(critic: CriticConfig, spec: WorkerGroupSpec) -> CriticConfig:
-    """Return the configuration of one group's critic: model and tokenizer default to the policy's."""
-    policy = spec.config.model
-    model = critic.model
-    if model.path is None:
-        model = replace(
-            model, path=policy.path, trust_remote_code=model.trust_remote_code or policy.trust_remote_code
-        )
-    tokenizer = model.tokenizer_path or policy.tokenizer_path or policy.path
-    return replace(critic, model=replace(model, tokenizer_path=tokenizer))
 
 
 def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> dict[str, float]:

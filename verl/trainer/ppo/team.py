@@ -36,7 +36,7 @@ from verl.trainer.ppo.batching import (
 )
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.core_algos.per_policy import aggregate_policies
-from verl.trainer.ppo.critic import critic_config, critic_rows
+from verl.trainer.ppo.critic import critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
@@ -129,7 +129,7 @@ class TeamWorkers:
                 from verl.workers.critic_worker import CriticWorker
 
                 critic = common | {
-                    "config": critic_config(self.config.critic, spec),
+                    "config": spec.critic,
                     "num_threads": policy["num_threads"],
                 }
                 self.critics[wg_id] = self.controller.spawn(
