@@ -75,11 +75,13 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
         )
 
 
-def check_floats(options: Any, where: str) -> None:
-    """Raise AgentSystemError unless every float among the fields of the dataclass `options` is
-    finite and 0 or more.
+def check_floats(options: Any) -> None:
+    """Raise AgentSystemError unless every float among the options of an environment, the fields of
+    a dataclass, is finite and 0 or more.
     """
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, float) and not 0 <= value < math.inf:
-            raise AgentSystemError(f"{where}.{field.name} must be a finite number, 0 or more, found {value}")
+            raise AgentSystemError(
+                f"env.params.{field.name} must be a finite number, 0 or more, found {value}"
+            )

@@ -40,7 +40,7 @@ def check_files(path: str, *, trust_remote_code: bool = False) -> None:
         name, in_file, expected = mismatched[0]
         raise ModelPathError(
             f"the files of model {path!r} contradict its config.json in "
-            f"{count_of(mismatched, 'tensor')}: {name} has the shape {tuple(in_file)}, the "
+            f"{count_of(mismatched)}: {name} has the shape {tuple(in_file)}, the "
             f"configuration asks for {tuple(expected)}; correct config.json, or give the folder of "
             "this configuration"
         )

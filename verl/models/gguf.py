@@ -461,7 +461,7 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
         shards.add(name, torch.from_numpy(np.array(result.weights, dtype=np.float32)))
     if unread:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} holds {count_of(unread, 'tensor')} for which transformers' "
+            f"GGUF file {str(file)!r} holds {count_of(unread)} for which transformers' "
             f"{config.model_type} has no place, such as {unread[0]}: its model is not the one of "
             "the file; give the model's own folder of safetensors"
         )
@@ -483,11 +483,11 @@ def _check_complete(file: Path, skeleton: Any, shapes: Mapping[str, tuple[int, .
     }
     if missing := sorted(expected.keys() - shapes.keys()):
         raise ModelPathError(
-            f"GGUF file {str(file)!r} lacks {count_of(missing, 'tensor')} of its model, such as {missing[0]}"
+            f"GGUF file {str(file)!r} lacks {count_of(missing)} of its model, such as {missing[0]}"
         )
     if other := [name for name in shapes if shapes[name] != expected.get(name, shapes[name])]:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} contradicts its description in {count_of(other, 'tensor')}: "
+            f"GGUF file {str(file)!r} contradicts its description in {count_of(other)}: "
             f"{other[0]} has the shape {shapes[other[0]]}, expected {expected[other[0]]}; give the "
             "model's own folder of safetensors"
         )

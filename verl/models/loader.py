@@ -255,7 +255,7 @@ def check_missing(path: str, missing: Iterable[str]) -> None:
     names = sorted(missing)
     if names:
         raise ModelPathError(
-            f"the files of model {path!r} lack {count_of(names, 'tensor')} that its config.json "
+            f"the files of model {path!r} lack {count_of(names)} that its config.json "
             f"asks for, such as {names[0]}; complete the folder, or correct config.json"
         )
 
@@ -273,9 +273,9 @@ def check_finite(path: str, model: torch.nn.Module) -> None:
             )
 
 
-def count_of(items: Sequence[Any], noun: str) -> str:
-    """Return a number of things in words: `1 tensor`, `3 tensors`."""
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+def count_of(tensors: Sequence[Any]) -> str:
+    """Return a number of tensors in words: `1 tensor`, `3 tensors`."""
+    return f"{len(tensors)} tensor{'' if len(tensors) == 1 else 's'}"
 
 
 def build_causal_lm(

@@ -40,6 +40,10 @@ PREFIX_LAYERS = 12
 UNIFORM_LAYERS = 8
 PARAMETERS = 30_000_000  # a miniature with more does not run in milliseconds
 TOKENS = 12
+# Of every sliding window, chunk and block, and of the original context of ropes that change beyond
+# it, in tokens: short enough that a row of a check crosses each.
+WINDOW = 8
+LIMIT = 32
 DISTINCT = (
     6  # an attribute with more values over the layers is a function of the position and not a kind of layer
 )
@@ -63,7 +67,7 @@ class MiniatureError(ValueError):
     """No miniature of a configuration can be built or run."""
 
 
-def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
+def miniature(config: Any) -> Any:
     """Return a configuration of the same class and the same structure, with 0.3 to 3 million
     parameters as a rule.
 
@@ -73,14 +77,12 @@ def miniature(config: Any, *, window: int = 8, limit: int = 32) -> Any:
 
     Args:
         config: the configuration of a causal language model, also one with a `text_config`.
-        window: every sliding window, chunk and block, in tokens.
-        limit: the original context length of ropes that change beyond it, in tokens.
 
     Raises:
         MiniatureError: `AutoModelForCausalLM` builds no model of the configuration, or the model
             does not run on text alone.
     """
-    small = copy.deepcopy(_miniature(config, window, limit))
+    small = copy.deepcopy(_miniature(config))
     _take_labels(small, config)
     return small
 
@@ -98,10 +100,10 @@ def _take_labels(small: Any, config: Any) -> None:
 
 
 @once_per_configuration
-def _miniature(config: Any, window: int, limit: int) -> Any:
+def _miniature(config: Any) -> Any:
     # The attempts draw weights, which must not change the run's random numbers.
     with _quiet(), torch.random.fork_rng(devices=[]):
-        return _Search(config, window, limit).run()
+        return _Search(config).run()
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def miniature_model(config: Any, *, attention: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def miniature_model(config: Any, *, attention: str, seed: int = 0) -> Any:
     """Return the model of a configuration's miniature in `eval` mode, with the weights of
     `draw_weights`.
 
@@ -126,7 +128,7 @@ def miniature_model(config: Any, *, attention: str, seed: int = 0, dtype: torch.
     small = miniature(config)
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _build(small, attention).to(dtype).eval()
+        model = _build(small, attention).to(torch.float32).eval()
     draw_weights(model, seed)
     return model
 
@@ -134,10 +136,8 @@ def miniature_model(config: Any, *, attention: str, seed: int = 0, dtype: torch.
 class _Search:
     """The changes of one configuration, and the attempts to build and run what they make of it."""
 
-    def __init__(self, config: Any, window: int, limit: int) -> None:
+    def __init__(self, config: Any) -> None:
         self.config = config
-        self.window = window
-        self.limit = limit
         self.error = ""
         text = config.get_text_config()
         hidden = getattr(text, "hidden_size", None)
@@ -191,8 +191,8 @@ class _Search:
                 changes += width_changes(unit, sizes[unit.path], outer)
             changes += expert_changes(unit)
             changes += vocabulary_changes(unit)
-            changes += window_changes(unit, self.window)
-            changes += position_changes(unit, self.limit, {"": divisor})
+            changes += window_changes(unit, WINDOW)
+            changes += position_changes(unit, LIMIT, {"": divisor})
             if unit is not main:
                 changes += _side_layers(unit)
         return changes

@@ -347,17 +347,17 @@ def _expanded(
                     dims[key] = int(expand * hidden // fewer)
 
 
-def _scaled(value: int, unit: Unit, sizes: Sizes, least: int = INTERMEDIATE) -> int:
+def _scaled(value: int, unit: Unit, sizes: Sizes) -> int:
     """Return the new value of a size by its ratio to the hidden size."""
     if value % unit.hidden == 0:
         return value // unit.hidden * sizes.hidden
     if (
         unit.hidden % value == 0
         and sizes.hidden % (unit.hidden // value) == 0
-        and sizes.hidden // (unit.hidden // value) >= least
+        and sizes.hidden // (unit.hidden // value) >= INTERMEDIATE
     ):
         return sizes.hidden // (unit.hidden // value)
-    return min(value, max(least, 16 * round(value * sizes.hidden / unit.hidden / 16)))
+    return min(value, max(INTERMEDIATE, 16 * round(value * sizes.hidden / unit.hidden / 16)))
 
 
 def _product(value: int, unit: Unit, sizes: Sizes) -> int | None:

@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _META = "meta.json"
+# Names of the tensors of the model begin with it; others are of the optimizer.
+WEIGHTS = "model."
 _SHARDS = "shards"
 _FORMAT = 1
 
@@ -196,9 +198,8 @@ def load_sharded(
     return torch.load(folder / f"rank_{dist.get_rank(group)}.pt", weights_only=True)
 
 
-def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the unsharded tensors of a checkpoint whose names begin with `prefix`, which is removed
-    from the names.
+def stored_weights(path: str | Path, limit_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the unsharded tensors of a checkpoint's model, by their names in the model.
 
     Each dict has at most `limit_bytes`, or one tensor. No process group is needed. Raises
     CheckpointError when there is no checkpoint or it cannot be read.
@@ -209,20 +210,20 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
         tensor_metadata = {
             key: at
             for key, at in listed.items()
-            if key.startswith(prefix) and isinstance(at, TensorStorageMetadata)
+            if key.startswith(WEIGHTS) and isinstance(at, TensorStorageMetadata)
         }
         piece: dict[str, torch.Tensor] = {}
         room = limit_bytes
         for key, at in tensor_metadata.items():
             tensor = torch.empty(at.size, dtype=at.properties.dtype)
             if piece and tensor.nbytes > room:
-                yield _filled(piece, shards, prefix)
+                yield _filled(piece, shards)
                 piece = {}
                 room = limit_bytes
             piece[key] = tensor
             room -= tensor.nbytes
         if piece:
-            yield _filled(piece, shards, prefix)
+            yield _filled(piece, shards)
     except (
         CheckpointException,
         RuntimeError,
@@ -236,7 +237,7 @@ def stored_tensors(path: str | Path, prefix: str, limit_bytes: int) -> Iterator[
         ) from error
 
 
-def _filled(tensors: dict[str, torch.Tensor], shards: Path, prefix: str) -> dict[str, torch.Tensor]:
+def _filled(tensors: dict[str, torch.Tensor], shards: Path) -> dict[str, torch.Tensor]:
     with _one_process():
         dcp.load(dict(tensors), checkpoint_id=shards, no_dist=True)
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
+    return {key.removeprefix(WEIGHTS): tensor for key, tensor in tensors.items()}

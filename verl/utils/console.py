@@ -59,10 +59,10 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def headline_values(data: Mapping[str, float], headlines: Sequence[Headline] = HEADLINES) -> list[str]:
+def headline_values(data: Mapping[str, float]) -> list[str]:
     """Return the formatted headlines that are in `data` (metric key to value)."""
     headline_texts = []
-    for headline in headlines:
+    for headline in HEADLINES:
         matches = (name for pattern in headline.keys for name in data if fnmatchcase(name, pattern))
         name = next(matches, None)
         if name is not None:
@@ -149,13 +149,19 @@ def format_estimate(estimate: Optional[Estimate]) -> str:
     return f"{estimate.value:.1%} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def accuracy_table(
-    rows: Sequence[AccuracyRow], step: int, title: str = "Accuracy over tasks, 95 % confidence interval"
-) -> Table:
+def _accuracy_columns(*numbers: str) -> Table:
+    """Return a table without rows: name, metric, and the columns `numbers`."""
+    table = Table(title="Accuracy over tasks, 95 % confidence interval")
+    for heading in ("", "metric"):
+        table.add_column(heading, justify="left", no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def accuracy_table(rows: Sequence[AccuracyRow], step: int) -> Table:
     """Return the table of an evaluation: what stands under `before` in its rows is of one `step`."""
-    table = Table(title=title)
-    for heading in ("", "metric", f"step {step}", "tasks"):
-        table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
+    table = _accuracy_columns(f"step {step}", "tasks")
     previous = None
     for row in rows:
         estimate = row["before"]
@@ -169,15 +175,11 @@ def accuracy_table(
     return table
 
 
-def before_after_table(
-    rows: Sequence[AccuracyRow], title: str = "Accuracy over tasks, 95 % confidence interval"
-) -> Table:
+def before_after_table(rows: Sequence[AccuracyRow]) -> Table:
     """Return the table of `rows` with the change in percentage points; print it with
     `Console().print(table)`.
     """
-    table = Table(title=title)
-    for heading in ("", "metric", "before", "after", "change", "tasks"):
-        table.add_column(heading, justify="left" if heading in ("", "metric") else "right", no_wrap=True)
+    table = _accuracy_columns("before", "after", "change", "tasks")
     previous = None
     for row in rows:
         before = row["before"]

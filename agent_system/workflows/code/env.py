@@ -75,7 +75,7 @@ class CodeEnvOptions:
             raise AgentSystemError(
                 f"env.params.min_tests must be from 1 to max_tests ({self.max_tests}), found {self.min_tests}"
             )
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @EnvRegistry.register("code")

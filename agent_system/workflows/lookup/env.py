@@ -24,7 +24,7 @@ class LookupEnvOptions:
     skill_reward: float = 0.0
 
     def __post_init__(self) -> None:
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @EnvRegistry.register("lookup")

@@ -37,7 +37,7 @@ class MathEnvOptions:
     grader_timeout_s: float = 3.0
 
     def __post_init__(self) -> None:
-        check_floats(self, "env.params")
+        check_floats(self)
         if self.grader_timeout_s <= 0 or self.grader_workers < 0:
             raise AgentSystemError(
                 f"env.params.grader_timeout_s must be positive and grader_workers 0 or more, "

@@ -52,7 +52,7 @@ class MathToolEnvOptions:
                 f"env.params.grader_timeout_s must be positive and grader_workers 0 or more, "
                 f"found {self.grader_timeout_s:g} and {self.grader_workers}"
             )
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @EnvRegistry.register("math_tool")

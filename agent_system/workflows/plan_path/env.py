@@ -66,7 +66,7 @@ class PlanPathEnvOptions:
         for name in ("radius", "max_moves"):
             if getattr(self, name) < 1:
                 raise AgentSystemError(f"env.params.{name} must be 1 or more, found {getattr(self, name)}")
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @EnvRegistry.register("plan_path")

@@ -96,7 +96,7 @@ class SearchEnvOptions:
         for name in ("topk", "timeout_s", "start_timeout_s", "max_query_chars", "max_passage_chars"):
             if getattr(self, name) <= 0:
                 raise AgentSystemError(f"env.params.{name} must be positive, found {getattr(self, name)!r}")
-        check_floats(self, "env.params")
+        check_floats(self)
         if self.latency_s < 0:
             raise AgentSystemError(f"env.params.latency_s must not be negative, found {self.latency_s!r}")
 

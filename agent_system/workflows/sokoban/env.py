@@ -93,7 +93,7 @@ class SokobanEnvOptions:
             raise AgentSystemError(
                 f"env.params.progress_weight must be 0 to 1, found {self.progress_weight:g}"
             )
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @dataclass(frozen=True)

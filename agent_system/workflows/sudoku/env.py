@@ -69,7 +69,7 @@ class SudokuEnvOptions:
         check_choice("env.params.clashes", self.clashes, CLASHES)
         if self.max_cells < 1:
             raise AgentSystemError(f"env.params.max_cells must be 1 or more, found {self.max_cells}")
-        check_floats(self, "env.params")
+        check_floats(self)
 
 
 @EnvRegistry.register("sudoku")

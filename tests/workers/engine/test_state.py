@@ -12,7 +12,7 @@ import torch
 from tests.workers.engine.builders import ONE_PIECE, full_loss, make_engine, make_rows
 from verl.models.loader import load_tokenizer
 from verl.trainer.config import ActorConfig, OptimConfig
-from verl.utils.checkpoint import CheckpointError, stored_tensors
+from verl.utils.checkpoint import CheckpointError, stored_weights
 from verl.workers.engine import FSDPEngine, UpdatePlan, update_policy
 from verl.workers.engine.state import load_engine, save_engine, write_hugging_face
 
@@ -137,14 +137,14 @@ def test_the_parameters_of_a_checkpoint_are_read_in_pieces_and_without_ranks(
 ) -> None:
     engine = new_engine(tiny_model_dir)
     save_engine(engine, tmp_path / "saved", None)
-    pieces = list(stored_tensors(tmp_path / "saved", "model.", 8 << 10))
+    pieces = list(stored_weights(tmp_path / "saved", 8 << 10))
     read = {name: value for piece in pieces for name, value in piece.items()}
     expected = dict(engine.weights())
     assert len(pieces) > 2 and set(read) == set(expected)
     assert all(torch.equal(read[name], value) for name, value in expected.items())
     with pytest.raises(CheckpointError, match="no checkpoint at"):
-        next(stored_tensors(tmp_path / "nothing", "model.", 1))
+        next(stored_weights(tmp_path / "nothing", 1))
     (shard,) = (tmp_path / "saved" / "shards").glob("*.distcp")
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="cannot be read"):
-        list(stored_tensors(tmp_path / "saved", "model.", 1 << 20))
+        list(stored_weights(tmp_path / "saved", 1 << 20))

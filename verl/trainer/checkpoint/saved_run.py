@@ -18,7 +18,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.names import LORA_DEFAULTS
 from verl.trainer.plan.command_line import load_config
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec, build_placement
-from verl.utils.checkpoint import CheckpointError, stored_tensors
+from verl.utils.checkpoint import CheckpointError, stored_weights
 from verl.utils.tracking.jsonl import read_steps
 
 
@@ -76,7 +76,7 @@ class SavedRun:
 
         Raises CheckpointError if they cannot be read.
         """
-        for piece in stored_tensors(self.folder / "actor" / spec.wg_id, "model.", limit_bytes):
+        for piece in stored_weights(self.folder / "actor" / spec.wg_id, limit_bytes):
             names = peft_names(piece, adapter) if adapter is not None else {key: key for key in piece}
             # A piece may hold tensors of other adapters alone.
             if names:
