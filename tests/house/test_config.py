@@ -113,6 +113,12 @@ def test_every_key_says_what_it_means() -> None:
     assert [name for name, key in keys(RunConfig).items() if len(key.meaning) < 4] == []
 
 
+def test_a_key_of_an_optional_part_has_no_effect_without_it() -> None:
+    free = [name for name, key in keys(RunConfig).items() if key.part and not key.effect]
+    # whether programs are run is known when the environment and the tools are
+    assert {name.partition(".")[0] for name in free} == {"sandbox"}
+
+
 def test_the_page_of_the_configuration_is_up_to_date() -> None:
     result = subprocess.run([sys.executable, "scripts/gen_config_docs.py", "--check"], cwd=ROOT, timeout=60)
     assert result.returncode == 0, "docs/config.md is out of date; run: python scripts/gen_config_docs.py"

@@ -12,8 +12,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from verl.trainer.config import RunConfig
+from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan import command_line
 from verl.trainer.plan.checks import resolve
+from verl.trainer.plan.earlier_files import FORMER
 
 TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=math", "env.rollout.n=4"]
 
@@ -97,6 +99,32 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
     assert (config.agent.specialization, *read) == (
         ("prompt", 0.1, 10, 7) if on else ("full", 0.0, None, None)
     )
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_key_that_is_none_any_more_is_named_and_its_value_of_then_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    value, instead = FORMER[name]
+    assert name not in command_line.KEYS
+    with pytest.raises(ConfigError) as refused:
+        command_line.check_override(f"{name}={value}")
+    assert str(refused.value).startswith(f"{name} is no key any more: {instead}")
+    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
+    OmegaConf.update(saved, name, value, force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    assert command_line.load_config(tmp_path / "config.yaml") == command_line.compose_config(TEAM)
+    OmegaConf.update(saved, name, "another", force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    with pytest.raises(ValueError, match="is not a configuration of this version"):
+        command_line.load_config(tmp_path / "config.yaml")
+
+
+def test_a_file_with_a_server_for_programs_names_no_backend(tmp_path: Path) -> None:
+    saved = asdict(command_line.compose_config([*TEAM, "sandbox.url=http://localhost:8080"]))
+    saved["sandbox"]["backend"] = "http"
+    OmegaConf.save(OmegaConf.create(saved), tmp_path / "config.yaml")
+    assert command_line.load_config(tmp_path / "config.yaml").sandbox.url == "http://localhost:8080"
 
 
 SWITCHES = {
