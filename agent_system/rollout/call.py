@@ -257,6 +257,7 @@ class Call:
                         self.prompt, self.sampling, n, self.seed, request_id, priority
                     )
         except (TimeoutError, EngineStuckError) as error:
+            # Another limit than this one: of the whole episode, or of code below.
             if isinstance(error, TimeoutError) and not timeout.expired():
                 raise
             why = f": {error}" if isinstance(error, EngineStuckError) else ""
@@ -269,6 +270,7 @@ class Call:
                 f"asked the engine of {binding.policy_id} for {n} "
                 f"{'reply' if n == 1 else 'replies'}, got {len(replies)}"
             )
+        # A server behind an API tells no token ids.
         whole = [
             None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r
             for r in replies

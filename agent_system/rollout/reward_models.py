@@ -128,6 +128,7 @@ class Judge:
         for attempt in range(settings.retries + 1):
             counts["asked_again"] += attempt > 0
             sampling = self._binding.sampling
+            # Greedy, it would write the same once more.
             if attempt and not sampling.temperature:
                 sampling = replace(sampling, temperature=1.0)
             seed = stable_seed(self._seed, "judge", digest, attempt)
@@ -135,6 +136,7 @@ class Judge:
             if reply.stop_reason == "abort":
                 raise RolloutError("the judge's reply was aborted")
             text = self._binding.text_of(reply, prompt.text)
+            # Cut off, `Score: 10` would read as 1.
             verdict = None if reply.stop_reason == "length" else read_verdict(text, *settings.score_range)
             if verdict is not None:
                 return verdict

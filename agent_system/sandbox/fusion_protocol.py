@@ -98,10 +98,13 @@ def read_answer(answer: object, mark: str, job: Job) -> RunResult:
     out = _text(ran, "stdout")
     err = _text(ran, "stderr")
     value = None
+    # Random, so no program can print it. The last one counts: the wrapper writes behind the
+    # program.
     if mark and mark in out:
         out, _, value = out.rpartition(mark)
     reason = Reason.TIMEOUT if status == "TimeLimitExceeded" else _reason(int(code or 0), err)
     limit = job.limits.output_kb * 1024
+    # The server bounds no output.
     if max(len(out), len(err), len(value or "")) > limit:
         reason = Reason.OUTPUT
         out = out[:limit]

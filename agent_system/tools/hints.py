@@ -95,6 +95,8 @@ def schema_of(hint: Any, what: str) -> dict[str, Any]:
             return inlined(definitions[name], (*above, name)) | {
                 key: one for key, one in value.items() if key != "$ref"
             }
+        # Titles repeat names, at the price of tokens in every prompt; but an argument may be
+        # called `title`.
         if isinstance(value.get("properties"), dict):
             properties = {key: inlined(one, above) for key, one in value["properties"].items()}
             return {

@@ -43,8 +43,10 @@ def deep_equal(left: Any, right: Any, _open: frozenset[tuple[int, int]] = frozen
             return False
         if left.dtype == object:
             return all(deep_equal(a, b, inner) for a, b in zip(left.flat, right.flat, strict=True))
+        # Other kinds have no NaN, and `isnan` refuses texts.
         return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
     if isinstance(left, torch.Tensor):
+        # Nested tensors have no common shape, and `torch.equal` refuses them.
         if left.is_nested and right.is_nested:
             return left.layout == right.layout and deep_equal(left.unbind(), right.unbind(), inner)
         return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)

@@ -205,6 +205,7 @@ class DataProto:
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
         """Return rows start:end:step; tensors are views where the step allows it."""
         index = slice(start, end, step)
+        # Tensors have no views with negative steps.
         if step is not None and step < 0:
             return self.select_idxs(list(range(*index.indices(len(self)))))
         return self._with_rows(index, index)
@@ -222,6 +223,7 @@ class DataProto:
                 )
             tensor_index = tensor_index.nonzero().flatten()
         elif tensor_index.numel() == 0:
+            # An empty list becomes floats, which are no indices.
             tensor_index = tensor_index.long()
         index = tensor_index.cpu().long()
         device = self.batch.device if self.batch is not None else None

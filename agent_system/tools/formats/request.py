@@ -88,6 +88,7 @@ class OfferedTools:
 
 def _declared(root: Mapping[str, Any], schema: Any, depth: int) -> set[str]:
     """Return the types that a schema allows; empty where it does not say."""
+    # References may form a circle.
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
     types = schema.get("type")

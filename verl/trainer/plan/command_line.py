@@ -266,6 +266,7 @@ def check_override(override: str, program_keys: Mapping[str, Key] = KEYS) -> Non
                 else f"unknown key {name}{did_you_mean(name, program_keys)}"
             )
         return
+    # An interpolation has its value once everything is composed; a deletion has none.
     if not equals or "${" in text or override.startswith("~"):
         return
     common = name.replace(f"{PER_AGENT}.", "actor_rollout_ref.", 1)

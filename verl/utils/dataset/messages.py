@@ -35,6 +35,7 @@ def parse_stored(value: Any) -> Any:
         with suppress(ValueError, RecursionError):
             parsed = json.loads(parsed)
     if isinstance(parsed, str) and parsed.lstrip()[:1] in ("{", "["):
+        # Python prints single quotes and None, which are no JSON.
         try:
             parsed = ast.literal_eval(parsed.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

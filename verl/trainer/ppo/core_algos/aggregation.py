@@ -122,6 +122,7 @@ def agg_loss(
         raise ValueError(f"loss_agg_mode={loss_agg_mode!r}: expected one of {LOSS_AGG_MODES}")
     weights = _row_weights(loss_mask, row_weights)
     counted = loss_mask.bool() if row_weights is None else loss_mask.bool() & (weights > 0).unsqueeze(-1)
+    # No product with the mask: what is masked may be infinite, and 0 times that is NaN.
     losses = torch.where(counted, loss_mat, 0.0)
     if row_weights is not None:
         losses = losses * weights.unsqueeze(-1)
