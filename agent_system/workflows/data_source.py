@@ -200,6 +200,7 @@ async def _program(reply: str, truth: Any) -> float:
     passed = [
         result.passed for result in await check_program(program, cases, Problem(cases, function), TOLERANCE)
     ]
+    # Files of verl have some results in a list of one.
     wrapped = [
         i
         for i, case in enumerate(cases)

@@ -170,6 +170,7 @@ def check_adapters_have_effect(model: Any, spec: LoraSpec) -> list[str]:
             value.copy_(torch.randn(value.shape, generator=generator))
             if torch.equal(probe_logits(model), base):
                 problems.append(f"{name} has no effect on the logits")
+            # As before: the next layer is compared with the same logits.
             value.zero_()
     return problems
 

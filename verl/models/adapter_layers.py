@@ -251,6 +251,7 @@ def _observer(use: _Use) -> Callable[[torch.nn.Module, tuple[Any, ...], dict[str
         elif output.shape != (*args[0].shape[:-1], layer_size(layer)[1]):
             use.wrong = f"that return another shape than a linear layer ({type(layer).__name__})"
         elif output.requires_grad:
+            # Torch keeps gradients of parameters and inputs alone.
             output.retain_grad()
             use.outputs.append(output)
 

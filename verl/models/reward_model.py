@@ -61,12 +61,14 @@ def _check_scoring(config: Any) -> Scoring:
     except MiniatureError:
         return Scoring("eager", padded=True)
     small.num_labels = 1
+    # By it transformers finds the last token of a row, so no row has it.
     small.get_text_config().pad_token_id = 0
     generator = torch.Generator().manual_seed(0)
     rows = [
         torch.randint(1, small.get_text_config().vocab_size, (n,), generator=generator).tolist() for n in ROWS
     ]
     eager = _classifier(small, "eager")
+    # By copies: ropes of some models keep what a long row has changed.
     expected = torch.tensor([_scores(copy.deepcopy(eager), [row])[0] for row in rows])
     for attention in ("sdpa", "eager"):
         try:
@@ -161,6 +163,7 @@ def load_sequence_classifier(path: str, *, dtype: torch.dtype, trust_remote_code
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
+    # transformers draws them at random, and warns alone.
     if loading_info["missing_keys"]:
         raise ModelPathError(
             f"model {path!r} is no reward model: its checkpoint lacks "

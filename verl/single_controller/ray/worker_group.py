@@ -99,6 +99,7 @@ class RayWorkerGroup(WorkerGroup):
                 **worker_env,
                 "WORLD_SIZE": str(len(slots)),
                 "RANK": str(rank),
+                # Ray shows an actor its own GPU alone.
                 "LOCAL_RANK": "0" if on_gpu else str(slot.local_rank),
                 "LOCAL_WORLD_SIZE": str(slot.local_world_size),
                 "RAY_LOCAL_RANK": str(slot.local_rank),

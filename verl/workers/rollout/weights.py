@@ -122,6 +122,7 @@ class WeightNames:
     def __init__(self, model: torch.nn.Module) -> None:
         self._tensors = dict(model.named_parameters(remove_duplicate=False)) | persistent_buffers(model)
         self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        # Of tied tensors the first name stays: a later one would replace it.
         self._first = {id(tensor): name for name, tensor in reversed(self._tensors.items())}
         self._received: set[str] = set()
 

@@ -101,6 +101,7 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     returns, weights, mask, groups = _energy(
         token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, rollout_is_weights
     )
+    # Unmasked tokens first, in their order: column n is then the n-th token of each reply.
     packed = torch.sort((~mask).int(), dim=-1, stable=True).indices
     differences = _differences(
         returns.gather(1, packed),
