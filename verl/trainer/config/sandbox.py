@@ -9,7 +9,7 @@ from verl.utils.names import without_password
 LEVELS = ("rlimits", "seccomp", "landlock", "namespaces")
 # Decided by what the environment and the tools say, at the start of a run.
 PROGRAMS = "an environment or an agent that runs programs"
-LOCAL = "sandbox.url= (empty: a SandboxFusion server has its own isolation and limits)"
+LOCAL = "programs on this machine (a SandboxFusion server has its own limits): sandbox.url="
 
 
 @dataclass
