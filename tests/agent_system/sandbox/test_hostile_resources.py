@@ -225,13 +225,13 @@ print([end.recv() for end, _ in pairs], [worker.join() for worker in workers] an
 
 
 async def test_disk_filler_with_one_file(arena: Arena) -> None:
-    program = """
+    program = f"""
 try:
     with open('f', 'wb') as f:
         for _ in range(100):
             f.write(bytes(1 << 20)); f.flush()
 except OSError as error:
-    print(error.errno, __import__('os').stat('f').st_size == 4 << 20)
+    print(error.errno, __import__('os').stat('f').st_size == {LIMITS.disk_mb} << 20)
 """
     assert (await arena.attack(program)).stdout == "27 True\n"
 
