@@ -59,8 +59,8 @@ They are read by [the search for a team](evolve.md) alone, beside the keys of a 
 PARTS_HEADER = """
 ## Keys of one optional part
 
-Each section exists only with the part of a run that the line above its table names. Without that part its keys are
-errors, and need not be read.
+Each section exists only with the part of a run that the line above its table names; without that part
+its keys are errors.
 """
 OPTIONS_HEADER = """
 ## Keys of one estimator or loss

@@ -10,7 +10,7 @@ from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.spec import check_values
 
-# More than the episodes of most steps, so that a blocking method seldom waits for a thread; a bound,
+# More than most steps have episodes, so that a blocking method seldom waits for a thread; a bound,
 # because each thread has a stack.
 ENV_THREADS = 1024
 
