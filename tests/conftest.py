@@ -58,7 +58,7 @@ INTEGRATION = (
 )
 # Other files that take two and a half seconds or more on one core, except those of the rules for the project
 # and of the configuration: model families, properties over many examples, and tests that wait.
-# `scripts/test.sh fast` leaves them out.
+# `scripts/test.sh fast` leaves them out, and single tests of other files that are marked so.
 SLOW = (
     "tests/agent_system/evolve/test_edits.py",
     "tests/agent_system/evolve/test_search.py",
@@ -95,6 +95,7 @@ SLOW = (
     "tests/agent_system/workflows/plan_path/test_program.py",
     "tests/agent_system/workflows/search/test_env.py",
     "tests/agent_system/workflows/search/test_team.py",
+    "tests/agent_system/workflows/sokoban/test_conformance.py",
     "tests/agent_system/workflows/test_data_source.py",
     "tests/compat/test_verl_commands.py",
     "tests/compat/test_verl_names.py",
@@ -104,6 +105,7 @@ SLOW = (
     "tests/models/test_gguf.py",
     "tests/models/test_miniature.py",
     "tests/models/test_trainer.py",
+    "tests/templates/test_calls.py",
     "tests/templates/test_conversations.py",
     "tests/trainer/ppo/asynchronous/test_group_queue.py",
     "tests/trainer/ppo/core_algos/policy_losses/test_invariance.py",

@@ -541,6 +541,7 @@ def test_an_agent_delegates_to_another_call_of_the_episode(play: Callable[..., A
     assert result.batch is not None and len(result.batch) == 7
 
 
+@pytest.mark.slow
 def test_limits_of_delegate_are_one_line_to_the_model(play: Callable[..., Any]) -> None:
     heard: list[str] = []
 
@@ -674,6 +675,7 @@ def test_children_of_a_call_that_failed_are_not_trained(play: Callable[..., Any]
     assert list(result.batch.non_tensor_batch["agent_id"]) == ["Worker"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is_an_error(
     play: Callable[..., Any],
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def problem(text: str) -> str:
     return str(error.value)
 
 
+@cache
 def characters() -> dict[str, str]:
     """For each category of Unicode, the first characters, some of the middle and the last ones."""
     by_category: dict[str, list[str]] = {}
@@ -93,10 +95,11 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_list_of_agents_can_be_pasted_into_a_shell(shell: str, tmp_path: Path) -> None:
-    path = tmp_path / "team.yaml"
-    lines, names = [], []
+@pytest.fixture(scope="module")
+def agent_lists(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The setting that the error for a team of each of `NAMES` and another agent offers."""
+    path = tmp_path_factory.mktemp("lists") / "team.yaml"
+    settings = []
     for name in NAMES:
         agents = {name: {"prompt": "x"}, "Z9": {"prompt": "x"}}
         spec = {
@@ -108,13 +111,24 @@ def test_the_list_of_agents_can_be_pasted_into_a_shell(shell: str, tmp_path: Pat
         path.write_text(write_text(spec))
         with pytest.raises(AgentSystemError) as error:
             GraphOrchestra(GraphOptions(str(path))).check_agents({"Z9": (1.0, 1.0)})
-        lines.append("printf '%s\\0' " + str(error.value).rpartition("; set agent.")[2].join(["agent.", ""]))
-        names.append([name, "Z9"])
+        settings.append(str(error.value).rpartition("; set agent.")[2].join(["agent.", ""]))
+    return settings
+
+
+@cache
+def composed_ids(argument: str) -> list[str]:
+    """The agents of a command line with one argument, which both shells make of a setting."""
+    return list(compose_config([argument]).agent.agent_ids)
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_list_of_agents_can_be_pasted_into_a_shell(shell: str, agent_lists: list[str]) -> None:
+    lines = [f"printf '%s\\0' {setting}" for setting in agent_lists]
     pasted = subprocess.run(
         [shell, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
     ).stdout
-    for argument, expected in zip(pasted.split("\0")[:-1], names, strict=True):
-        assert list(compose_config([argument]).agent.agent_ids) == expected, argument
+    for argument, name in zip(pasted.split("\0")[:-1], NAMES, strict=True):
+        assert composed_ids(argument) == [name, "Z9"], argument
 
 
 def test_words_of_a_verdict_are_compared_as_replies_are() -> None:

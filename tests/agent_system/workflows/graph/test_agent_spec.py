@@ -124,6 +124,7 @@ def library() -> Callable[..., str]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_real_library_reads_and_writes_a_written_team(
     tmp_path: Path, library: Callable[..., str]
