@@ -690,10 +690,8 @@ def test_ten_thousand_tool_calls_are_eight_and_a_task_that_no_prompt_can_show_is
     result = head(play, script, max_prompt_length=3000, max_tokens=2_000_000)
     assert result.episodes[0].failure is None
     cut = head(play, script, max_prompt_length=2_000_000, max_tokens=2_000_000)
-    assert (
-        heard[:3] == ["1", "1", "1"]
-        and heard[3:7] == ["error: 3 tasks, the most, have been delegated; answer yourself"] * 4
-    )
+    assert heard[:3] == ["1", "1", "1"]
+    assert heard[3:7] == ["error: 3 tasks, the most, have been delegated; answer yourself"] * 4
     assert re.fullmatch("error: [0-9]+ more tool calls were ignored; at most 8 per reply", heard[-1])
     assert len(cut.episodes[0].samples) == 5
     assert result.metrics["env/spawn/too_long"] == 1.0
