@@ -45,7 +45,7 @@ const results = JSON.parse(fs.readFileSync(0, "utf8")).map(({ run, rows, setting
 console.log(JSON.stringify(results));
 """
 AGENTS = ("Solver Agent", "verifier", "writer")
-SEEDS = 8
+SEEDS = 40
 
 needs_node = pytest.mark.skipif(
     shutil.which("node") is None, reason="the script of the page runs in node, which is not installed"
@@ -257,8 +257,9 @@ def stepped(records: Sequence[EpisodeRecord], step: int) -> tuple[list[dict[str,
                 "agent": call["agent_id"], "step": step, "episode": number, "row": len(rows), "left_out": "",
                 "anchor": anchors.setdefault(call["anchor"], len(anchors)),
             })  # fmt: skip
-    names = ("turns", "team_reward", "turn_rewards", "reward_terms")
-    return rows, {name: [line.get(name) for line in lines] for name in names}
+    names = ("uid", "failure", "turns", "team_reward", "turn_rewards", "reward_terms")
+    columns = {name: [line.get(name) for line in lines] for name in names}
+    return rows, columns | {"step": {"all": step}, "split": {"all": "train"}, "length": len(lines)}
 
 
 def make_case(
@@ -373,11 +374,9 @@ def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = (
         assert len(pairs) == len({g for g, _ in pairs}) == len({g for _, g in pairs}), where
         rewards = case.batch.non_tensor_batch["reward"].astype(float)
         assert np.allclose([r["terms"][-1]["value"] for r in rows], rewards, rtol=0, atol=1e-9), where
-        weights = case.columns.get("weight", [None] * len(rows))
+        weights = case.columns.get("weight", [1.0] * len(rows))
         for r, weight in zip(rows, weights, strict=True):
-            assert r["why"] or (r.get("weight") if weight is None else r["weight"]) == pytest.approx(
-                weight
-            ), where
+            assert r["why"] or r.get("weight", 1.0) == pytest.approx(weight), where
         assert not [check for check in result["checks"] if check["marked"]], where
 
 
@@ -418,10 +417,10 @@ OVER = [name for name in ESTIMATORS if name not in ("m_grpo", "gae", "remax", "r
 def random_algorithm(rng: Random, name: str) -> dict[str, Any]:
     algorithm = {"adv_estimator": name, "singleton": rng.choice(["zero", "raw"])} | rng.choice(GROUPS)
     algorithm |= {key: rng.choice(values) for key, values in ESTIMATORS[name].items()}
-    if name in WEIGHED:
-        algorithm["call_weighting"] = rng.choice(["sample", "trajectory"])
-    if name in OVER:
-        algorithm["statistics_over"] = rng.choice(["auto", "samples", "trajectories"])
+    # set in any case: an agent's own settings would have the common ones otherwise
+    algorithm["call_weighting"] = rng.choice(["sample", "trajectory"]) if name in WEIGHED else "sample"
+    over = ["auto", "samples", "trajectories"] if name in OVER else ["auto"]
+    algorithm["statistics_over"] = rng.choice(over)
     return algorithm
 
 

@@ -163,10 +163,15 @@ globalThis.report ??= {};
     const called = means(played.filter((c) => c.trained));
     const sampled = means(rows.map((r) => r.row));
     const alpha = config["reward.alpha"] ?? 1;
-    const team = new Map(played.map((c) => [c.uid, alpha * at(run.episodes, "team_reward", c.episode)]));
+    const team = new Map(); // of every greedy episode that did not fail, also of one without calls
+    for (let i = 0; i < (run.episodes.length ?? 0); i += 1) {
+      const of = (name) => at(run.episodes, name, i);
+      const ended = of("step") === stepRows[0].step && of("split") === "train" && !of("failure");
+      if (ended && of("uid").endsWith(GREEDY)) team.set(of("uid"), alpha * of("team_reward"));
+    }
     const calls = gathered(stepRows, callKey);
     const singleSteps = config["rollout.sampling"] === "tree" && !isCommittedTree(config);
-    const anyGreedy = stepRows.some((c) => c.uid.endsWith(GREEDY));
+    const anyGreedy = team.size > 0 || stepRows.some((c) => c.uid.endsWith(GREEDY));
     for (const r of rows) {
       const group = groupOf(r.row);
       if (singleSteps) {
@@ -222,8 +227,9 @@ globalThis.report ??= {};
       const { baseline, spread, groupSize } = r;
       const episode = [{ name: "episode", value: r.advantage, baseline, spread, groupSize }];
       r.parts = [...(r.row.committed && !r.why ? r.parts ?? episode : []), own];
+      // tokens that differ have a mean size of their own, which that of a sum does not follow from
+      r.abs = r.abs === undefined || r.abs === Math.abs(r.advantage) ? undefined : null;
       r.advantage = (r.row.committed ? r.advantage : 0) + value;
-      r.abs = undefined; // not that of the sum
       if (!weighs) return;
       r.weight = w === 0 && !r.row.committed ? 0 : committed.get(callKey(r.row))?.weight ?? 1;
     });
@@ -251,7 +257,7 @@ globalThis.report ??= {};
     const rewardError = Math.abs(terms.at(-1).value - r.reward);
     const recorded = (r.valid && r.credit?.tokens !== 0 ? r.credit?.advantage : null) ?? null;
     const errors = recorded === null || why ? [] : [Math.abs(r.advantage - recorded)];
-    if (errors.length && r.abs !== undefined && r.credit.abs != null) errors.push(Math.abs(r.abs - r.credit.abs));
+    if (errors.length && r.abs != null && r.credit.abs != null) errors.push(Math.abs(r.abs - r.credit.abs));
     const error = errors.length ? Math.max(...errors) : null;
     // sums of float32 over tokens differ in their last bits, which a small spread makes larger
     const summed = r.kl !== 0 || Boolean(r.row.token_rewards);
@@ -261,7 +267,7 @@ globalThis.report ??= {};
     const { reward, kl, score, group, groupSize, baseline, spread, parts, whitening, factor, weight, tokens } = r;
     return {
       terms, reward, kl, score, group, groupSize: groupSize ?? null, baseline: baseline ?? null, spread: spread ?? null,
-      parts, whitening, factor, advantage: why ? null : r.advantage, abs: why ? null : r.abs ?? Math.abs(r.advantage),
+      parts, whitening, factor, advantage: why ? null : r.advantage, abs: why ? null : r.abs === undefined ? Math.abs(r.advantage) : r.abs,
       weight, tokens, recorded, error, rewardError, marked, why, line: lineOf(r, terms),
     };
   };
@@ -310,7 +316,7 @@ globalThis.report ??= {};
       checks.push({ metric, value, recorded, error, marked: error > TOLERANCE * Math.max(1, Math.abs(recorded)) });
     };
     for (const [, some] of gathered(rows, (r) => r.agent)) {
-      if (some.some((r) => r.why)) continue;
+      if (some.some((r) => r.abs === null)) continue;
       const name = `agent/${slug(some[0].agent)}`;
       check(`${name}/advantage_abs`, mean(some.map((r) => r.abs)));
       const groups = [...gathered(some, (r) => r.group).values()];
