@@ -354,6 +354,12 @@ class TrainerConfig:
         "all; 0: none, also of validation",
         ge=-1,
     )
+    log_tokens: int = key(
+        0,
+        "rows of each step, drawn at random, whose log-prob of every token is recorded before and after "
+        "the update (credit/), by one more forward pass of these rows",
+        ge=0,
+    )
     controller: str = key(
         "ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local")
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, TrainerConfig
@@ -33,8 +33,12 @@ from verl.trainer.ppo.timeline import (
 )
 from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
-from verl.utils.disk import writing
+from verl.utils.disk import DiskError, writing
+from verl.utils.names import draw_place
 from verl.utils.tracking import Tracking
+
+if TYPE_CHECKING:
+    from verl.trainer.run_state import RunState  # of training alone
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,9 @@ class RunReport:
         progress: of the run.
         tracking: destination of metrics.
         run_dir: output folder of the run.
+
+    Attributes:
+        state: what writes `run.json`; None: nothing does.
     """
 
     def __init__(
@@ -69,12 +76,16 @@ class RunReport:
         self.progress = progress
         self.tracking = tracking
         self.run_dir = run_dir
+        self.state: RunState | None = None
         self._gap_watch = GapWatch(team)
         self._first_step = True
+        self._credit_warned = False
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics of a step, of the last completed one by default."""
         self.tracking.log(metrics, self.progress.global_step if step is None else step)
+        if self.state is not None:
+            self.state.changed()
 
     def write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the
@@ -110,6 +121,23 @@ class RunReport:
         with writing(path):
             write_rows((episode.to_json() for episode in episodes), path)
 
+    def _write_credit(self, samples: StepSamples, batch: DataProto) -> None:
+        """Write `credit/step_<number>.json` of the last completed step; an error of the recorder is
+        logged once.
+        """
+        from verl.trainer.ppo.credit import record  # of training alone
+
+        step = self.progress.global_step
+        try:
+            with writing(record.credit_path(self.run_dir, step)):
+                record.write_credit(self.run_dir, step, samples, batch, self.algorithm)
+        except DiskError:
+            raise
+        except Exception as error:  # such as of an estimator of the user's own
+            if not self._credit_warned:
+                logger.warning("credit/ lacks step %d: %s: %s", step, type(error).__name__, error)
+            self._credit_warned = True
+
     def of_step(
         self,
         samples: StepSamples,
@@ -117,7 +145,8 @@ class RunReport:
         trained: Mapping[str, float],
         seconds: dict[str, float],
     ) -> dict[str, float]:
-        """Return the metrics of the step that has just been completed, and write its timeline.
+        """Return the metrics of the step that has just been completed, and write its timeline and
+        credit.
 
         Args:
             samples: what was collected for it.
@@ -126,9 +155,10 @@ class RunReport:
             seconds: duration of each phase, and of the whole `step`.
 
         Raises:
-            DiskError: the timeline cannot be written.
+            DiskError: the timeline or the credit of the step cannot be written.
         """
         spans = self.write_timeline()
+        self._write_credit(samples, batch)
         metrics = step_metrics(
             batch,
             samples,
@@ -184,7 +214,7 @@ def drawn_groups(episodes: Sequence[FinishedEpisode], limit: int) -> list[Finish
     sizes = Counter(episode.uid for episode in episodes)
     uids: set[str] = set()
     count = 0
-    for uid in sorted(sizes, key=lambda uid: blake2b(uid.encode()).digest()):
+    for uid in sorted(sizes, key=draw_place):
         if count >= limit:
             break
         uids.add(uid)
