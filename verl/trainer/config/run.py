@@ -345,7 +345,7 @@ class TrainerConfig:
     logger: list[str] = key(
         ["console", "jsonl"],
         "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), "
-        "tensorboard (`tensorboard/`), wandb (also offline)",
+        "tensorboard (`tensorboard/`), wandb (also offline), trackio (local)",
         choices=tuple(BACKENDS),
     )
     log_trajectories: int = key(

@@ -79,7 +79,7 @@ class RunReport:
         self.state: RunState | None = None
         self._gap_watch = GapWatch(team)
         self._first_step = True
-        self._credit_warned = False
+        self._warned: set[str] = set()
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics of a step, of the last completed one by default."""
@@ -121,6 +121,30 @@ class RunReport:
         with writing(path):
             write_rows((episode.to_json() for episode in episodes), path)
 
+    def log_episode_table(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
+        """Send drawn episodes of a validation to the trackers that show tables; an error of these is
+        logged once.
+
+        Raises:
+            DiskError: a tracker's file cannot be written.
+        """
+        if not self.tracking.takes_tables:
+            return
+        from verl.trainer.ppo.episode_table import COLUMNS, EPISODES, table_rows  # of these trackers alone
+
+        try:
+            rows = table_rows(drawn_groups(episodes, EPISODES))
+            self.tracking.log_table("val/episodes", COLUMNS, rows, step)
+        except DiskError:
+            raise
+        except Exception as error:  # whatever a tracker raises
+            self._warn_once("a table of episodes was not sent", error)
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        if what not in self._warned:
+            logger.warning("%s: %s: %s", what, type(error).__name__, error)
+        self._warned.add(what)
+
     def _write_credit(self, samples: StepSamples, batch: DataProto) -> None:
         """Write `credit/step_<number>.json` of the last completed step; an error of the recorder is
         logged once.
@@ -134,9 +158,7 @@ class RunReport:
         except DiskError:
             raise
         except Exception as error:  # such as of an estimator of the user's own
-            if not self._credit_warned:
-                logger.warning("credit/ lacks step %d: %s: %s", step, type(error).__name__, error)
-            self._credit_warned = True
+            self._warn_once("credit/ is incomplete", error)
 
     def of_step(
         self,

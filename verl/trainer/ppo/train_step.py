@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,8 @@ from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.traces import RECORDED, recorded_steps
 from verl.utils.timer import Timer
+
+logger = logging.getLogger(__name__)
 
 
 class StepTrainer:
@@ -36,6 +39,8 @@ class StepTrainer:
         self.team = team
         self.on_policy = plan.on_policy
         self.credit = CreditAssigner(config, plan, team)
+        if config.trainer.log_tokens and plan.trains:
+            logger.info(log_tokens_cost(config))
 
     def draw(self, batch: DataProto) -> None:
         """Mark the rows of a whole step whose tokens are recorded (`trainer.log_tokens`)."""
@@ -110,3 +115,15 @@ class StepTrainer:
         if not self.team.uses_critic:
             return {}
         return value_metrics(self.credit.critic_rows(batch), self.team.critic_agents)
+
+
+def log_tokens_cost(config: RunConfig) -> str:
+    """Return what `trainer.log_tokens` costs, as a line for the start of a run."""
+    count = config.trainer.log_tokens
+    episodes = config.data.train_batch_size * config.env.rollout.n
+    # a forward pass is about a third of forward and backward
+    share = min(count / episodes, 1.0) / 3 / config.actor_rollout_ref.actor.ppo_epochs
+    return (
+        f"trainer.log_tokens={count}: one more forward pass of {count} rows after each update; a step has at "
+        f"least {episodes} rows, so it takes up to {share:.1%} of the time of an update"
+    )
