@@ -314,7 +314,9 @@ class Sample:
         }
 
     def _details(self) -> dict[str, Any]:
-        """Return what few calls have, and when the call was made."""
+        """Return what few calls have, and what is recorded for readers: when the call was made, and by
+        which request of a program.
+        """
         identity = self.identity
         times = self.times
         final = identity.final_call
@@ -323,7 +325,6 @@ class Sample:
             **({} if final is None else {"final_call": final}),
             **({"explored": True} if identity.explored else {}),
             **({"versions": [list(span) for span in spans]} if spans else {}),
-            **({"request": dict(self.request.program)} if self.request.program else {}),
             **(
                 {}
                 if times is None
@@ -332,7 +333,8 @@ class Sample:
                     "prior_replies": identity.prior_replies,
                     "began": round(times.began, 3),
                     "ended": round(times.ended, 3),
-                    **({"waited": round(times.waited, 3)} if times.waited else {}),
+                    **({"waited": waited} if (waited := round(times.waited, 3)) else {}),
+                    **({"request": dict(program)} if (program := self.request.program) else {}),
                 }
             ),
         }
