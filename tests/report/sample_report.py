@@ -50,7 +50,9 @@ def call(agent: int, turn: int, number: int, reply: str, **fields: Any) -> dict[
     return values | fields
 
 
-def math_calls(draw: random.Random, success: bool, version: int, text: str | None = None) -> list[dict[str, Any]]:
+def math_calls(
+    draw: random.Random, success: bool, version: int, text: str | None = None
+) -> list[dict[str, Any]]:
     """Calls of a solver and a verifier: a wrong first answer, a verdict, a second answer."""
     reward = float(success)
     first = text or f"11 + 6 = {draw.choice([16, 17, 18])}, so \\boxed{{{draw.choice([16, 17, 18])}}}."
@@ -61,7 +63,17 @@ def math_calls(draw: random.Random, success: bool, version: int, text: str | Non
     last = [*lines, f"Solver: {first[:200]}\n", f"Verifier: {verdict}\n"]
     return [
         call(0, 1, 0, first, reward=reward, version=version, _prompt=lines),
-        call(1, 1, 1, verdict, reward=reward - 0.1, invalid_penalty=0.1, version=version, valid=False, _prompt=heard),
+        call(
+            1,
+            1,
+            1,
+            verdict,
+            reward=reward - 0.1,
+            invalid_penalty=0.1,
+            version=version,
+            valid=False,
+            _prompt=heard,
+        ),
         call(0, 1, 2, second, reward=reward, version=version, _prompt=last),
     ]
 
@@ -91,7 +103,9 @@ def special_episodes(draw: random.Random) -> list[tuple[str, float, list[dict[st
         call(0, 1, 3, "never delivered", unheard=True, trained=False,
              request={"parent": [1, 1], "shared": 90, "rewritten": None}),
     ]  # fmt: skip
-    parts = [call(0, 1, 0, "begun by one version and ended by the next", versions=[[3, 30], [4, 12]], reward=1.0)]
+    parts = [
+        call(0, 1, 0, "begun by one version and ended by the next", versions=[[3, 30], [4, 12]], reward=1.0)
+    ]
     hostile = [call(i % 2, 1, i, text, reward=0.0) for i, text in enumerate(HOSTILE.values())]
     return [
         ("plan/tree", 1.0, tree, {"states": [{"cells": board, "legend": legend}, {"cells": moved, "legend": legend}],
@@ -265,8 +279,16 @@ def sample_index(live: bool = False, runs: int = 2) -> tuple[dict[str, Any], lis
     chunks: list[dict[str, Any]] = []
     made = [make_run(f"math_seed{seed}", seed, chunks) for seed in range(runs)]
     tasks = [
-        {"task_id": f"word_problems:{n}", "rates": [n % 3 / 2, 1 - n % 3 / 2], "episodes": [[n], [n]]} for n in range(6)
+        {"task_id": f"word_problems:{n}", "rates": [n % 3 / 2, 1 - n % 3 / 2], "episodes": [[n], [n]]}
+        for n in range(6)
     ]
     compare = {"keys": [{"key": "trainer.seed", "values": [0, 1]}], "tasks": tasks} if runs > 1 else None
-    index = {"format": 1, "built": 1_796_034_122.0, "live": live, "runs": made, "compare": compare, "max_mb": 8}
+    index = {
+        "format": 1,
+        "built": 1_796_034_122.0,
+        "live": live,
+        "runs": made,
+        "compare": compare,
+        "max_mb": 8,
+    }
     return index, chunks
