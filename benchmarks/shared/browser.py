@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import re
 import shutil
@@ -246,7 +247,7 @@ class Browser:
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that a CSS selector finds."""
         x, y = self.evaluate(
-            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}}); "
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
@@ -269,7 +270,7 @@ class Browser:
 
     def filter_ms(self, text: str) -> float:
         """Filter the list of episodes by a text; return the milliseconds until it is drawn."""
-        return float(self.evaluate(f"report.bench.filter({text!r})"))
+        return float(self.evaluate(f"report.bench.filter({json.dumps(text)})"))
 
     def open_ms(self, episode: int) -> float:
         """Open an episode; return the milliseconds until its dialogue is drawn."""

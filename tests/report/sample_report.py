@@ -44,7 +44,7 @@ def call(agent: int, turn: int, number: int, reply: str, **fields: Any) -> dict[
         "began": 0.5 * number, "ended": 0.5 * number + 0.4, "waited": 0.05, "unheard": False,
         "summary": False, "request": None, "explored": False, "heard": number != 2, "fork_reward": None,
         "candidate_reward": 0.0, "anchor": 0,
-        "_prompt": [f"user: solve the task\n", "David has 11 toys and finds 6 more.\n", "How many toys?\n"],
+        "_prompt": ["user: solve the task\n", "David has 11 toys and finds 6 more.\n", "How many toys?\n"],
         "_reply": reply, "_more": {},
     }  # fmt: skip
     return values | fields
