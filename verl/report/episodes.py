@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl.report.alarms.facts import RunFacts
 from verl.report.columns import Columns
 from verl.report.folder import MOST_DAMAGED, EpisodeFile
 from verl.report.lines import Line, read_lines
 from verl.report.plain import clean, number, text
-from verl.report.texts import Numbers, cut, is_garbled, is_heard
+from verl.report.texts import Numbers, cut, is_heard
 
 EPISODE_COLUMNS = (
     "step", "split", "uid", "traj_uid", "task_id", "data_source", "index", "team_reward", "success",
@@ -33,7 +34,7 @@ FLAGS = {
     "summary": False, "explored": None, "masked": False, "repeated": False,
 }  # fmt: skip
 VALUES = ("versions", "request", "reward_terms", "token_rewards")
-FEATURES = ("reply", "reply_chars", "garbled", "heard", "copied", "anchor")
+FEATURES = ("reply", "reply_chars", "heard", "anchor")
 CALL_COLUMNS = (
     "agent", *NUMBERS, *FLAGS, "unheard", "action", "stop_reason", "design", "seed", *VALUES, *FEATURES,
 )  # fmt: skip
@@ -47,6 +48,7 @@ class EpisodeIndex:
 
     Args:
         folder: of the run.
+        facts: reads each episode for the rules of alarms.
 
     Attributes:
         episodes, calls: columns; the calls of an episode lie together.
@@ -58,6 +60,7 @@ class EpisodeIndex:
     """
 
     folder: Path
+    facts: RunFacts = field(default_factory=RunFacts)
     episodes: Columns = field(default_factory=lambda: Columns(EPISODE_COLUMNS))
     calls: Columns = field(default_factory=lambda: Columns(CALL_COLUMNS))
     agents: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -119,11 +122,11 @@ class EpisodeIndex:
                 "line": line.number,
             }
         )
+        self.facts.add(file.step, file.split, self.episodes.length - 1, episode)
         self.offsets.append(line.offset)
         self.sizes.append(line.size)
-        earlier: set[str] = set()
         for at, (call, unheard) in enumerate(entries):
-            self._add_call(call, unheard, prompts[at + 1 :], text(episode.get("answer")), earlier)
+            self._add_call(call, unheard, prompts[at + 1 :], text(episode.get("answer")))
 
     def _add_call(
         self,
@@ -131,7 +134,6 @@ class EpisodeIndex:
         unheard: bool,
         later_prompts: list[str],
         answer: str,
-        earlier: set[str],
     ) -> None:
         reply = text(call.get("reply"))
         action = text(call.get("action"))
@@ -150,11 +152,8 @@ class EpisodeIndex:
         row["seed"] = text(call.get("seed"))
         row["reply"] = self._replies.of(reply)
         row["reply_chars"] = len(reply)
-        row["garbled"] = int(is_garbled(reply))
         row["heard"] = int(is_heard(reply, action, later_prompts, answer))
-        row["copied"] = int(reply in earlier)
         row["anchor"] = self._anchors.of(text(call.get("anchor")))
-        earlier.add(reply)
         self.calls.append(row)
 
     def _within_limit(self, rewards: Any) -> Any:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl.report.alarms import raised_alarms
+from verl.report.alarms import is_solved, raised_alarms
 from verl.report.columns import Columns
 from verl.report.compare import compared
 from verl.report.episodes import EpisodeIndex
 from verl.report.folder import RunFolder
 from verl.report.plain import clean, number
-from verl.report.results import accuracy, is_solved
+from verl.report.results import accuracy
 from verl.utils.names import listed
 
 FORMAT = 1
@@ -103,7 +103,6 @@ def run_of(folder: RunFolder, episodes: EpisodeIndex, name: str) -> dict[str, An
         "steps": list(rows),
         "metrics": _metrics(list(rows.values())),
         "accuracy": accuracy(episodes.episodes, folder.trainer_state, rows),
-        "solved": is_solved(episodes.episodes),
         "episodes": episodes.episodes.to_json(),
         "files": [folder.relative(file.path) for file in episodes.files],
         "calls": episodes.calls.to_json(),
@@ -114,8 +113,11 @@ def run_of(folder: RunFolder, episodes: EpisodeIndex, name: str) -> dict[str, An
         "notes": [*folder.notes, *_note_of(damaged)],
         "left_out_texts": 0,
     }
-    run["alarms"] = clean(raised_alarms(run))
-    return run
+    read_by_rules = run | {"facts": episodes.facts, "built": time.time()}
+    return run | {
+        "solved": bool(is_solved(read_by_rules)),
+        "alarms": clean(raised_alarms(read_by_rules)),
+    }
 
 
 def _note_of(damaged: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -188,7 +190,7 @@ def _credit(columns: Mapping[str, Any]) -> dict[str, Any]:
             float(f"{value:.6g}") if isinstance(value := number(entry), float) else value for entry in column
         ]
         if name in _ROUNDED
-        else [entry if isinstance(entry, str) else number(entry) for entry in column]
+        else [entry if isinstance(entry, str) else clean(entry) for entry in column]
         for name, column in columns.items()
     }
 

@@ -12,7 +12,7 @@ from verl.report.texts import MOST_CHARACTERS
 
 # Fields of a call that are copied as they are.
 _CALL_VALUES = ("tools", "rounds", "fields", "request", "token_rewards")
-_EPISODE_VALUES = ("states", "info", "turn_rewards", "reward_terms")
+_EPISODE_VALUES = ("states", "info", "turn_rewards", "reward_terms", "left_out_causes")
 
 
 class Chunk:

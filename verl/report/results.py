@@ -9,10 +9,6 @@ from verl.report.columns import Columns
 from verl.report.plain import number
 from verl.utils.accuracy import estimate_avg
 
-# Mean success of the last steps from which a run counts as solved.
-SOLVED = 0.95
-_LAST_STEPS = 5
-
 
 def accuracy(
     episodes: Columns, trainer_state: Mapping[str, Any], metrics: Mapping[int, Mapping[str, Any]]
@@ -115,14 +111,3 @@ def _of_table(result: Any, step: int | None) -> dict[str, Any] | None:
                 "high": number(value.get("high")),
             }
     return None
-
-
-def is_solved(episodes: Columns) -> bool:
-    """Return whether the mean success of the last five training steps is at least 0.95."""
-    by_step: dict[int, list[float]] = {}
-    names = ("split", "step", "failure", "success")
-    for split, step, failure, success in zip(*(episodes.get(name) for name in names), strict=True):
-        if split == "train" and (success is not None or failure):
-            by_step.setdefault(step, []).append(0.0 if failure else float(success))
-    last = [value for step in sorted(by_step)[-_LAST_STEPS:] for value in by_step[step]]
-    return len(by_step) >= _LAST_STEPS and sum(last) >= SOLVED * len(last)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
 # Longest text of the index; the whole text is with the other texts of the episode.
 MOST_CHARACTERS = 200
-# Characters at both ends of a reply that are looked at for repetitions.
-_LOOKED_AT = 4000
 # Last characters of a reply that are searched in later prompts: thoughts before them may be left out.
 _TAIL = 60
-_REPEATS = 10
 
 
 class Numbers:
@@ -34,24 +30,6 @@ def cut(text: str) -> str:
         return text
     mark = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     return f"{text[: MOST_CHARACTERS - len(mark) - 2]}… {mark}"
-
-
-def is_garbled(reply: str) -> bool:
-    """Return whether half of a reply is one character other than a space, or four words are
-    repeated ten times.
-    """
-    if len(reply) > 2 * _LOOKED_AT:
-        reply = reply[:_LOOKED_AT] + reply[-_LOOKED_AT:]
-    if len(reply) < 20:
-        return False
-    sample = Counter(reply[:: max(1, len(reply) // 64)])
-    common = max(sample, key=sample.__getitem__)
-    if not common.isspace() and 2 * reply.count(common) >= len(reply):
-        return True
-    words = reply.split()
-    if len(words) < 4 * 2 or max(Counter(words).values()) < _REPEATS:
-        return False
-    return max(Counter(zip(words, words[1:], words[2:], words[3:], strict=False)).values()) >= _REPEATS
 
 
 def is_heard(reply: str, action: str, later_prompts: Sequence[str], answer: str) -> bool:
