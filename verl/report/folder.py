@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -184,7 +185,7 @@ class RunFolder:
         """Yield (step, content) of the files of a folder `name` that belong to the attempt."""
         files = [(int(match[1]), path) for match, path in _matches(self.path / name, _STEP)]
         for step, path in sorted(files):
-            if not self._is_earlier(step, path.stat().st_mtime):
+            if not self._is_earlier(step, _modified(path)):
                 content = self._whole_file(path, self._load_json)
                 if content is not None:
                     yield step, content
@@ -207,7 +208,7 @@ class RunFolder:
         self.trainer_state = {}
         for step, folder in sorted(folders, reverse=True):
             file = folder / "trainer_state.json"
-            if file.is_file() and not self._is_earlier(step, file.stat().st_mtime):
+            if file.is_file() and not self._is_earlier(step, _modified(file)):
                 self.trainer_state = self._whole_file(file, self._load_json) or {}
                 return
 
@@ -219,7 +220,7 @@ class RunFolder:
             file = EpisodeFile(int(match[2]), match[1], int(match[3] or 0), path)
             if not path.is_file():
                 continue
-            (earlier if self._is_earlier(file.step, path.stat().st_mtime) else files).append(file)
+            (earlier if self._is_earlier(file.step, _modified(path)) else files).append(file)
         if earlier:
             names = listed([file.path.name for file in sorted(earlier)], 4)
             self.notes.append(f"files of an earlier run in this folder are left out: {names}")
@@ -270,6 +271,14 @@ def check_folder(path: Path) -> None:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "metrics.jsonl").is_file() or (folder / "trajectories").is_dir()
+
+
+def _modified(path: Path) -> float:
+    """Return when a file was last changed; infinity if it has just been moved away."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def _matches(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:

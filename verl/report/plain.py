@@ -23,11 +23,15 @@ _MOST_DEPTH = 40
 
 
 def number(value: Any) -> float | int | None:
-    """Return a finite number with nine digits, a boolean as 0 or 1; None for anything else."""
+    """Return a finite number with nine digits, of one above a million (a time) three decimals, a
+    boolean as 0 or 1; None for anything else.
+    """
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(format(value, _DIGITS))
+        if value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        return round(value, 3) if abs(value) > 1e6 else float(format(value, _DIGITS))
     if isinstance(value, int) and abs(value) < 2**63:
         return int(value)
     return None

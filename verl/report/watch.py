@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,8 @@ from verl.report.pack import packed
 from verl.report.page import html_page
 from verl.report.plain import to_bytes
 from verl.trainer.config.command import fail
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 PORT = 8377
@@ -185,8 +188,13 @@ class WatchServer:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            async with self._lock:
-                is_changed = await asyncio.to_thread(self.report.refresh)
+            try:
+                async with self._lock:
+                    is_changed = await asyncio.to_thread(self.report.refresh)
+            except OSError as error:
+                # A file was moved away between two looks: the next look finds what is there.
+                logger.warning("the run cannot be read: %s", error)
+                continue
             if is_changed:
                 async with self._changed:
                     self._changed.notify_all()
