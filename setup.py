@@ -57,6 +57,7 @@ EXTRAS = {
         "pillow>=11",
         "tiktoken>=0.8",
     ],
+    "report": ["axe-core-python>=0.1,<0.2"],  # tests of the report's page; scripts/setup.sh adds Chromium
     "tensorboard": ["tensorboard>=2.20"],
     "dev": [
         "math-verify>=0.9,<0.10",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verl.report.pack import packed
 
 from benchmarks.shared.browser import find_chromium
+from verl.report.pack import packed
 from verl.report.page import html_page
 
 PAGES = ("overview", "agents", "episodes", "time", "compare", "audit")
