@@ -5,8 +5,13 @@ globalThis.report ??= {};
 report.agentsOf = function (run) {
   const byName = new Map();
   run.agents.forEach((entry, number) => {
-    const agent = byName.get(entry.agent) ??
-      { agent: entry.agent, slug: report.slug(entry.agent), policies: [], trained: false, numbers: [] };
+    const agent = byName.get(entry.agent) ?? {
+      agent: entry.agent,
+      slug: report.slug(entry.agent),
+      policies: [],
+      trained: false,
+      numbers: [],
+    };
     agent.policies.push(entry.policy);
     agent.numbers.push(number);
     agent.trained ||= entry.trained !== false;
@@ -35,7 +40,8 @@ report.silentGroups = function (run) {
       const agent = report.value(calls, "agent", call);
       const key = `${step}|${agent}|${uid}`;
       let group = groups.get(key);
-      if (!group) groups.set(key, group = { step, agent, low: Infinity, high: -Infinity, good: 0, rows: 0 });
+      if (!group)
+        groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, rows: 0 }));
       const reward = report.value(calls, "reward", call) ?? 0;
       group.low = Math.min(group.low, reward);
       group.high = Math.max(group.high, reward);
@@ -43,14 +49,28 @@ report.silentGroups = function (run) {
       group.rows += 1;
     }
   }
-  const result = new Map(report.agentsOf(run).map((agent) => [agent.slug,
-    Object.fromEntries(["solved", "failed", "tied", "signal", "count"].map((kind) => [kind, run.steps.map(() => 0)]))]));
+  const result = new Map(
+    report
+      .agentsOf(run)
+      .map((agent) => [
+        agent.slug,
+        Object.fromEntries(
+          ["solved", "failed", "tied", "signal", "count"].map((kind) => [kind, run.steps.map(() => 0)]),
+        ),
+      ]),
+  );
   for (const group of groups.values()) {
     const kinds = result.get(report.slug(run.agents[group.agent].agent));
     const at = place.get(group.step);
     if (at === undefined) continue;
     const silent = group.high - group.low < 1e-9;
-    const kind = !silent ? "signal" : group.good === group.rows ? "solved" : group.good === 0 ? "failed" : "tied";
+    const kind = !silent
+      ? "signal"
+      : group.good === group.rows
+        ? "solved"
+        : group.good === 0
+          ? "failed"
+          : "tied";
     kinds[kind][at] += 1;
     kinds.count[at] += 1;
   }
@@ -87,8 +107,18 @@ report.callShare = function (run, agent, column, steps = 5) {
 /** What the page shows of an agent: name, metric of `agent/<slug>/` (or of its policy), format, meaning. */
 report.AGENT_METRICS = [
   ["Reward", "reward/mean", report.number, "mean reward of a call, after shaping and penalties"],
-  ["Advantage", "advantage_abs", report.number, "mean absolute advantage of its samples: 0 means it learns nothing"],
-  ["Silent groups", "zero_signal_groups", report.percent, "share of its groups in which all advantages are 0"],
+  [
+    "Advantage",
+    "advantage_abs",
+    report.number,
+    "mean absolute advantage of its samples: 0 means it learns nothing",
+  ],
+  [
+    "Silent groups",
+    "zero_signal_groups",
+    report.percent,
+    "share of its groups in which all advantages are 0",
+  ],
   ["Reply length", "response_length/mean", report.number, "tokens"],
   ["Valid", "valid_rate", report.percent, "share of replies that could be parsed"],
   ["Cut", "truncated_replies", report.percent, "share of replies cut at the length limit"],
@@ -104,7 +134,7 @@ report.AGENT_METRICS = [
 /** Values over steps of a metric of an agent, or of its policy where the agent has none. */
 report.agentMetric = function (run, agent, name) {
   const own = report.metric(run, `agent/${agent.slug}/${name}`);
-  if (own.some(report.isNumber)) return own;
+  if (own.some(report.isNumber) || !agent.trained) return own;
   const policy = report.slug(agent.policies[0] ?? "");
   const short = name.startsWith("actor/") ? name : `actor/${name}`;
   return report.metric(run, `wg/${policy}/${short}`);
@@ -117,13 +147,19 @@ report.agentCard = function (run, agent, silent) {
   for (const [name, metric, format, meaning] of report.AGENT_METRICS) {
     const values = report.agentMetric(run, agent, metric);
     if (!values.some(report.isNumber)) continue;
-    rows.push([report.el("span", { title: meaning }, name), report.spark(values, name),
-      format(report.edge(values, 5)), format(report.edge(values, 5, true))]);
+    rows.push([
+      report.el("span", { title: meaning }, name),
+      report.spark(values, name),
+      format(report.edge(values, 5)),
+      format(report.edge(values, 5, true)),
+    ]);
   }
-  const shares = [["Heard", "heard", "replies that reappear in a later prompt or the answer"],
+  const shares = [
+    ["Heard", "heard", "replies that reappear in a later prompt or the answer"],
     ["Copied", "copied", "replies equal to an earlier one of the episode"],
     ["Garbled", "garbled", "half of the reply is one character, or four words repeat 10 times"],
-    ["Not delivered", "unheard", "replies that no client got"]];
+    ["Not delivered", "unheard", "replies that no client got"],
+  ];
   for (const [name, column, meaning] of shares) {
     const share = report.callShare(run, agent, column);
     if (share !== null && (share > 0 || name === "Heard")) {
@@ -131,49 +167,126 @@ report.agentCard = function (run, agent, silent) {
     }
   }
   const audit = run.audit?.at(-1)?.table?.find((row) => row.turn === null && row.agent === agent.agent);
-  if (audit) rows.push([report.link({ page: "audit" }, "Effect (audit)"), "", "",
-    `${report.number(audit.effect)} [${report.number(audit.low)}, ${report.number(audit.high)}]`]);
-  const bar = report.el("div", { class: "bar", role: "img", "aria-label": `Groups of the last 5 steps: ${["signal",
-    "solved", "failed", "tied"].map((kind) => `${kind} ${report.percent(last(kind), 0)}`).join(", ")}` },
-    ["signal", "solved", "failed", "tied"].map((kind) => report.el("span", { class: `part ${kind}`,
-      css: { "flex-grow": String(last(kind) ?? 0) } }, last(kind) > 0.12 ? `${kind} ${report.percent(last(kind), 0)}` : "")));
-  return report.el("section", { class: "card agent", "aria-label": agent.agent },
-    report.el("h3", {}, agent.agent, report.el("span", { class: "quiet" },
-      ` ${agent.trained ? "policy" : "not trained:"} ${agent.policies.join(", ")}`)),
-    kinds.count.some((n) => n) ? [report.el("p", { class: "quiet small" }, "Groups of the last 5 steps by their rewards"), bar]
+  const effect = audit
+    ? report.el(
+        "p",
+        { class: "small" },
+        report.link({ page: "audit" }, "Effect by replay"),
+        `: ${report.fixed(audit.effect)} [${report.fixed(audit.low)}, ${report.fixed(audit.high)}]`,
+      )
+    : null;
+  const bar = report.el(
+    "div",
+    {
+      class: "bar",
+      role: "img",
+      "aria-label": `Groups of the last 5 steps: ${["signal", "solved", "failed", "tied"]
+        .map((kind) => `${kind} ${report.percent(last(kind), 0)}`)
+        .join(", ")}`,
+    },
+    ["signal", "solved", "failed", "tied"].map((kind) =>
+      report.el(
+        "span",
+        { class: `part ${kind}`, css: { "flex-grow": String(last(kind) ?? 0) } },
+        last(kind) > 0.12 ? `${kind} ${report.percent(last(kind), 0)}` : "",
+      ),
+    ),
+  );
+  return report.el(
+    "section",
+    { class: "card agent", "aria-label": agent.agent },
+    report.el(
+      "h3",
+      {},
+      agent.agent,
+      report.el(
+        "span",
+        { class: "quiet" },
+        ` ${agent.trained ? "policy" : "not trained:"} ${agent.policies.join(", ")}`,
+      ),
+    ),
+    kinds.count.some((n) => n)
+      ? [report.el("p", { class: "quiet small" }, "Groups of the last 5 steps by their rewards"), bar]
       : null,
-    rows.length ? report.table(`Figures of ${agent.agent}`, [{ name: "" }, { name: "over the run" },
-      { name: "first 5 steps", class: "n" }, { name: "last 5", class: "n" }], rows)
-      : report.el("p", { class: "quiet" }, "No figures were recorded of this agent."));
+    rows.length
+      ? report.table(
+          `Figures of ${agent.agent}`,
+          [
+            { name: "" },
+            { name: "over the run" },
+            { name: "first 5", class: "n", title: "mean of the first 5 steps" },
+            { name: "last 5", class: "n", title: "mean of the last 5 steps" },
+          ],
+          rows,
+        )
+      : report.el("p", { class: "quiet" }, "No figures were recorded of this agent."),
+    effect,
+  );
 };
 
 report.drawAgents = function (run, state) {
   const agents = report.agentsOf(run);
   const silent = report.silentGroups(run);
   const choices = report.AGENT_METRICS.filter(([, metric]) =>
-    agents.some((agent) => report.agentMetric(run, agent, metric).some(report.isNumber)));
+    agents.some((agent) => report.agentMetric(run, agent, metric).some(report.isNumber)),
+  );
   const chosen = choices.find(([, metric]) => metric === state.metric) ?? choices[0];
-  const learning = agents.filter((agent) => agent.trained).map((agent) => {
-    const now = report.edge(report.agentMetric(run, agent, "advantage_abs"), 5, true);
-    return `${agent.agent} ${report.number(now)}`;
-  });
+  const learning = agents
+    .filter((agent) => agent.trained)
+    .map((agent) => {
+      const now = report.edge(report.agentMetric(run, agent, "advantage_abs"), 5, true);
+      return `${agent.agent} ${report.number(now)}`;
+    });
   const parts = [
     report.el("h2", {}, "Agents"),
-    report.el("p", { class: "verdict" }, "Who still learns? Mean absolute advantage of the last 5 steps: ",
-      learning.join(", ") || "no trained agent", run.solved ? ". The task is solved, so silence is no fault." : "."),
-    report.el("div", { class: "cards" }, agents.map((agent) => report.agentCard(run, agent, silent))),
+    report.el(
+      "p",
+      { class: "verdict" },
+      "Who still learns? Mean absolute advantage of the last 5 steps: ",
+      learning.join(", ") || "no trained agent",
+      run.solved ? ". The task is solved, so silence is no fault." : ".",
+    ),
+    report.el(
+      "div",
+      { class: "cards" },
+      agents.map((agent) => report.agentCard(run, agent, silent)),
+    ),
   ];
   if (chosen) {
     const [name, metric, format, meaning] = chosen;
-    parts.push(report.el("section", { "aria-label": "Figures over the steps" },
-      report.el("div", { class: "filters" }, report.select("metric", "Figure", choices.map(([n, m]) => [m, n]), metric,
-        (value) => report.go({ metric: value }, true))),
-      report.lineChart({ title: name, note: meaning, x: run.steps, format, height: 230,
-        series: agents.map((agent) => report.seriesOfAgent(run, agent, metric)) })));
+    parts.push(
+      report.el(
+        "section",
+        { "aria-label": "Figures over the steps" },
+        report.el(
+          "div",
+          { class: "filters" },
+          report.select(
+            "metric",
+            "Figure",
+            choices.map(([n, m]) => [m, n]),
+            metric,
+            (value) => report.go({ metric: value }, true),
+          ),
+        ),
+        report.lineChart({
+          title: name,
+          note: meaning,
+          x: run.steps,
+          format,
+          height: 230,
+          series: agents.map((agent) => report.seriesOfAgent(run, agent, metric)),
+        }),
+      ),
+    );
   }
-  for (const [kind, note] of [["solved", "all episodes of the group succeed"], ["failed", "none succeeds"],
-    ["tied", "equal rewards in spite of different results"]]) {
-    const rows = agents.map((agent) => ({ name: agent.agent, values: silent.get(agent.slug)[kind] }))
+  for (const [kind, note] of [
+    ["solved", "all episodes of the group succeed"],
+    ["failed", "none succeeds"],
+    ["tied", "equal rewards in spite of different results"],
+  ]) {
+    const rows = agents
+      .map((agent) => ({ name: agent.agent, values: silent.get(agent.slug)[kind] }))
       .filter((row) => row.values.some((v) => v > 0));
     if (rows.length) parts.push(report.heat({ title: `Silent groups: ${kind}`, note, x: run.steps, rows }));
   }
@@ -181,18 +294,33 @@ report.drawAgents = function (run, state) {
   return parts;
 };
 
-report.seriesOfAgent = (run, agent, metric) =>
-  ({ name: agent.agent, values: report.agentMetric(run, agent, metric) });
+report.seriesOfAgent = (run, agent, metric) => ({
+  name: agent.agent,
+  values: report.agentMetric(run, agent, metric),
+});
 
 /** Requests of programs: how many conversations were rendered anew, and why. */
 report.requests = function (run) {
   const keys = Object.keys(run.metrics ?? {}).filter((key) => key.startsWith("gateway/"));
   if (!keys.length) return null;
-  return report.el("section", { "aria-labelledby": "requests" },
+  return report.el(
+    "section",
+    { "aria-labelledby": "requests" },
     report.el("h2", { id: "requests" }, "Requests of the program"),
-    report.table("Requests of the program, per episode", [{ name: "figure" }, { name: "over the run" },
-      { name: "first 5 steps", class: "n" }, { name: "last 5", class: "n" }],
-      keys.map((key) => [key.slice(8), report.spark(report.metric(run, key), key),
+    report.table(
+      "Requests of the program, per episode",
+      [
+        { name: "figure" },
+        { name: "over the run" },
+        { name: "first 5 steps", class: "n" },
+        { name: "last 5", class: "n" },
+      ],
+      keys.map((key) => [
+        key.slice(8),
+        report.spark(report.metric(run, key), key),
         report.number(report.edge(report.metric(run, key), 5)),
-        report.number(report.edge(report.metric(run, key), 5, true))])));
+        report.number(report.edge(report.metric(run, key), 5, true)),
+      ]),
+    ),
+  );
 };

@@ -14,7 +14,9 @@ report.inflate = async function (id) {
 /** Read the index of the page, or ask the server for it. */
 report.load = async function () {
   report.state = report.readState();
-  report.index = document.getElementById("index") ? await report.inflate("index") : await report.fetchJson("index");
+  report.index = document.getElementById("index")
+    ? await report.inflate("index")
+    : await report.fetchJson("index");
 };
 
 /** The texts of chunk `number`: of the page, or asked from the server. The last 12 are remembered. */
@@ -61,7 +63,8 @@ report.extend = function (table, rows, from) {
     const constant = table[name]?.all !== undefined && rows[name]?.all === table[name].all;
     if (constant) continue;
     table[name] = Array.from({ length }, (_, i) =>
-      i < from ? report.value(table, name, i) : report.value(rows, name, i - from));
+      i < from ? report.value(table, name, i) : report.value(rows, name, i - from),
+    );
   }
   table.length = length;
 };
@@ -69,7 +72,16 @@ report.extend = function (table, rows, from) {
 /** Every call of the training episodes of one step, with what identifies its episode. */
 report.stepRows = function (run, step) {
   const rows = [];
-  const episodeColumns = ["uid", "traj_uid", "task_id", "data_source", "index", "failure", "left_out", "step"];
+  const episodeColumns = [
+    "uid",
+    "traj_uid",
+    "task_id",
+    "data_source",
+    "index",
+    "failure",
+    "left_out",
+    "step",
+  ];
   const names = run.agents.map((agent) => agent.agent);
   for (let i = 0; i < report.count(run.episodes); i++) {
     if (report.value(run.episodes, "step", i) !== step) continue;
@@ -85,12 +97,18 @@ report.stepRows = function (run, step) {
   return rows;
 };
 
-report.slug = (name) => name.toLowerCase().replace(/[^a-z0-9]+/g, "_").replace(/^_+|_+$/g, "");
+report.slug = (name) =>
+  name
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "_")
+    .replace(/^_+|_+$/g, "");
 
 // Characters that would be invisible, move others, or break a line unseen.
 report.HIDDEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e" +
-    "\\u2060-\\u206f\\ufe00-\\ufe0e\\ufeff\\ufff0-\\ufffb\\u{e0000}-\\u{e01ef}\\ud800-\\udfff]", "gu");
+    "\\u2060-\\u206f\\ufe00-\\ufe0e\\ufeff\\ufff0-\\ufffb\\u{e0000}-\\u{e01ef}\\ud800-\\udfff]",
+  "gu",
+);
 
 report.codeOf = (character) => "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 
@@ -103,14 +121,18 @@ report.appendText = function (parent, text, most = 20000) {
   let last = 0;
   for (const match of part.matchAll(report.HIDDEN)) {
     if (match.index > last) parent.append(part.slice(last, match.index));
-    parent.append(report.el("span", { class: "mark", title: "a character that cannot be seen" },
-      report.codeOf(match[0])));
+    parent.append(
+      report.el("span", { class: "mark", title: "a character that cannot be seen" }, report.codeOf(match[0])),
+    );
     last = match.index + match[0].length;
   }
   if (last < part.length) parent.append(part.slice(last));
   if (part.length === text.length) return parent;
-  const button = report.el("button", { type: "button", class: "more" },
-    `show ${report.integer(text.length - part.length)} more characters`);
+  const button = report.el(
+    "button",
+    { type: "button", class: "more" },
+    `show ${report.integer(text.length - part.length)} more characters`,
+  );
   button.addEventListener("click", () => {
     const marker = document.createTextNode("");
     button.replaceWith(marker);
@@ -164,6 +186,10 @@ report.number = function (x) {
   return x.toFixed(digits).replace("-", "\u2212");
 };
 
+/** A number with a fixed count of digits, for columns of numbers of one size. */
+report.fixed = (x, digits = 2) =>
+  report.isNumber(x) ? x.toFixed(digits).replace(/^-(?=.*[1-9])/, "\u2212").replace(/^-/, "") : "\u2013";
+
 report.signed = (x) => (report.isNumber(x) && x > 0 ? "+" : "") + report.number(x);
 
 /** Seconds as 12 s, 3.4 min, 1.2 h. */
@@ -193,7 +219,8 @@ report.readState = function () {
 
 /** Address of the present state with some values changed; null removes one. Another page starts afresh. */
 report.address = function (changes) {
-  const kept = (changes.page ?? report.state.page) === report.state.page ? report.state : { run: report.state.run };
+  const kept =
+    (changes.page ?? report.state.page) === report.state.page ? report.state : { run: report.state.run };
   const { page, ...values } = { page: report.state.page, ...kept, ...changes };
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
@@ -218,8 +245,11 @@ report.link = (changes, ...children) => report.el("a", { href: report.address(ch
 
 /** A labelled select: options are [value, text]; a change is given to `onChange`. */
 report.select = function (id, label, options, value, onChange) {
-  const select = report.el("select", { id, on: { change: (event) => onChange(event.target.value) } },
-    options.map(([key, text]) => report.el("option", { value: key }, text)));
+  const select = report.el(
+    "select",
+    { id, on: { change: (event) => onChange(event.target.value) } },
+    options.map(([key, text]) => report.el("option", { value: key }, text)),
+  );
   select.value = String(value ?? "");
   return report.el("label", { class: "field", for: id }, report.el("span", {}, label), select);
 };
@@ -228,7 +258,11 @@ report.select = function (id, label, options, value, onChange) {
 report.textField = function (id, label, value, onChange, hint = "") {
   let timer = 0;
   const input = report.el("input", {
-    id, type: "search", placeholder: hint, autocomplete: "off", spellcheck: "false",
+    id,
+    type: "search",
+    placeholder: hint,
+    autocomplete: "off",
+    spellcheck: "false",
     on: {
       input: (event) => {
         clearTimeout(timer);
@@ -254,13 +288,39 @@ report.folded = function (summary, draw, attributes = {}) {
 
 /** A table: `columns` are {name, class, title}, `rows` arrays of strings or nodes. */
 report.table = function (caption, columns, rows) {
-  return report.el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    report.el("table", {},
+  return report.el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    report.el(
+      "table",
+      {},
       report.el("caption", { class: "unseen" }, caption),
-      report.el("thead", {}, report.el("tr", {}, columns.map((column) =>
-        report.el("th", { scope: "col", class: column.class, title: column.title }, column.name)))),
-      report.el("tbody", {}, rows.map((row) => report.el("tr", {}, row.map((cell, i) =>
-        report.el(i ? "td" : "th", { scope: i ? null : "row", class: columns[i].class }, cell)))))));
+      report.el(
+        "thead",
+        {},
+        report.el(
+          "tr",
+          {},
+          columns.map((column) =>
+            report.el("th", { scope: "col", class: column.class, title: column.title }, column.name),
+          ),
+        ),
+      ),
+      report.el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          report.el(
+            "tr",
+            {},
+            row.map((cell, i) =>
+              report.el(i ? "td" : "th", { scope: i ? null : "row", class: columns[i].class }, cell),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 };
 
 /**
@@ -269,20 +329,37 @@ report.table = function (caption, columns, rows) {
  */
 report.list = function ({ id, label, count, rowHeight, draw, open, chosen = -1 }) {
   let active = Math.max(0, chosen);
-  const inner = report.el("div", { class: "list-inner", role: "presentation",
-    css: { height: `${count * rowHeight}px` } });
-  const list = report.el("div", { id, class: "list", role: "listbox", tabindex: "0", "aria-label": label }, inner);
+  const inner = report.el("div", {
+    class: "list-inner",
+    role: "presentation",
+    css: { height: `${count * rowHeight}px` },
+  });
+  const list = report.el(
+    "div",
+    { id, class: "list", role: "listbox", tabindex: "0", "aria-label": label },
+    inner,
+  );
   const show = () => {
     const first = Math.max(0, Math.floor(list.scrollTop / rowHeight) - 8);
     const end = Math.min(count, Math.ceil((list.scrollTop + (list.clientHeight || 600)) / rowHeight) + 8);
     const rows = [];
     for (let i = first; i < end; i++) {
-      rows.push(report.el("div", {
-        id: `${id}-${i}`, class: i === active ? "row active" : "row", role: "option",
-        "aria-selected": String(i === chosen), "aria-setsize": count, "aria-posinset": i + 1,
-        css: { top: `${i * rowHeight}px`, height: `${rowHeight}px` },
-        on: { click: () => choose(i) },
-      }, draw(i)));
+      rows.push(
+        report.el(
+          "div",
+          {
+            id: `${id}-${i}`,
+            class: i === active ? "row active" : "row",
+            role: "option",
+            "aria-selected": String(i === chosen),
+            "aria-setsize": count,
+            "aria-posinset": i + 1,
+            css: { top: `${i * rowHeight}px`, height: `${rowHeight}px` },
+            on: { click: () => choose(i) },
+          },
+          draw(i),
+        ),
+      );
     }
     inner.replaceChildren(...rows);
     if (count) list.setAttribute("aria-activedescendant", `${id}-${active}`);
@@ -303,8 +380,14 @@ report.list = function ({ id, label, count, rowHeight, draw, open, chosen = -1 }
   list.addEventListener("scroll", show, { passive: true });
   list.addEventListener("keydown", (event) => {
     const page = Math.max(1, Math.floor(list.clientHeight / rowHeight) - 1);
-    const moves = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page,
-      Home: 0, End: count - 1 };
+    const moves = {
+      ArrowDown: active + 1,
+      ArrowUp: active - 1,
+      PageDown: active + page,
+      PageUp: active - page,
+      Home: 0,
+      End: count - 1,
+    };
     if (event.key in moves) {
       active = Math.min(count - 1, Math.max(0, moves[event.key]));
       reveal();

@@ -37,22 +37,49 @@ report.drawHeader = function (run) {
   if (state.textContent !== text) state.replaceChildren(chip);
   const choice = document.getElementById("run-choice");
   if (report.index.runs.length > 1) {
-    choice.replaceChildren(report.select("run", "Run", report.index.runs.map((r, i) => [String(i), r.name]),
-      String(report.state.run ?? 0), (value) => { location.hash = `#/${report.state.page}?run=${value}`; }));
+    choice.replaceChildren(
+      report.select(
+        "run",
+        "Run",
+        report.index.runs.map((r, i) => [String(i), r.name]),
+        String(report.state.run ?? 0),
+        (value) => {
+          location.hash = `#/${report.state.page}?run=${value}`;
+        },
+      ),
+    );
   }
-  document.getElementById("pages").replaceChildren(...report.PAGES.map((page) => report.el("a", {
-    id: `page-${page.name}`, href: `#/${page.name}?run=${report.state.run ?? 0}`,
-    "aria-current": page.name === report.state.page ? "page" : null,
-  }, page.title)));
-  document.title = report.visible(`${run.name} \u2013 ${report.PAGES.find((p) => p.name === report.state.page).title}`);
+  document.getElementById("pages").replaceChildren(
+    ...report.PAGES.map((page) =>
+      report.el(
+        "a",
+        {
+          id: `page-${page.name}`,
+          href: `#/${page.name}?run=${report.state.run ?? 0}`,
+          "aria-current": page.name === report.state.page ? "page" : null,
+        },
+        page.title,
+      ),
+    ),
+  );
+  document.title = report.visible(
+    `${run.name} \u2013 ${report.PAGES.find((p) => p.name === report.state.page).title}`,
+  );
 };
 
 report.drawFoot = function () {
   const built = new Date(1000 * report.index.built).toISOString().slice(0, 16).replace("T", " ");
-  document.getElementById("foot").replaceChildren(
-    report.el("p", {}, report.index.live ? "Live: the page follows the files of the run. " : `Built ${built} UTC. `,
-      "Keys: 1 to 6 open a page; in lists and charts the arrow keys, Enter opens; ",
-      "n and p go to the next and the previous episode; Escape goes back."));
+  document
+    .getElementById("foot")
+    .replaceChildren(
+      report.el(
+        "p",
+        {},
+        report.index.live ? "Live: the page follows the files of the run. " : `Built ${built} UTC. `,
+        "Keys: 1 to 6 open a page; in lists and charts the arrow keys, Enter opens; ",
+        "n and p go to the next and the previous episode; Escape goes back.",
+      ),
+    );
 };
 
 /** Draw the page of the address anew; the element in focus and the scroll position stay. */
@@ -116,13 +143,25 @@ report.refresh = async function (changed) {
     report.index = await report.fetchJson("index");
   }
   report.index.built = Date.now() / 1000;
+  // What pages have computed of the runs before.
+  for (const run of report.index.runs) for (const name of ["silent", "flat", "paths"]) delete run[name];
   // A page of an episode does not change; a redraw would close what the reader has opened.
   if (report.state.episode !== undefined) report.drawHeader(report.run());
   else report.draw();
 };
 
 report.follow = function () {
-  const everything = ["state", "metrics", "steps", "alarms", "accuracy", "spans", "credit", "episodes", "calls"];
+  const everything = [
+    "state",
+    "metrics",
+    "steps",
+    "alarms",
+    "accuracy",
+    "spans",
+    "credit",
+    "episodes",
+    "calls",
+  ];
   let waiting = Promise.resolve();
   const queue = (changed) => {
     waiting = waiting.then(() => report.refresh(changed)).catch((error) => report.drawError(error));
@@ -146,14 +185,23 @@ report.bench = {
     const begin = performance.now();
     change();
     const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-    do await frame(); while (!isDone());
+    do await frame();
+    while (!isDone());
     await frame();
     return performance.now() - begin;
   },
-  filter: (text) => report.bench.timed(() => report.go({ page: "episodes", text, episode: null }, true),
-    () => document.getElementById("episodes") !== null),
-  open: (episode) => report.bench.timed(() => report.go({ page: "episodes", episode }, true),
-    () => document.querySelector("#detail [aria-busy]") === null && document.querySelector("#detail h2") !== null),
+  filter: (text) =>
+    report.bench.timed(
+      () => report.go({ page: "episodes", text, episode: null }, true),
+      () => document.getElementById("episodes") !== null,
+    ),
+  open: (episode) =>
+    report.bench.timed(
+      () => report.go({ page: "episodes", episode }, true),
+      () =>
+        document.querySelector("#detail [aria-busy]") === null &&
+        document.querySelector("#detail h2") !== null,
+    ),
 };
 
 report.start = async function () {
@@ -169,8 +217,15 @@ report.start = async function () {
     requestAnimationFrame(() => performance.mark("report:painted"));
     if (report.index.live) report.follow();
   } catch (error) {
-    document.getElementById("main").replaceChildren(report.el("p", { class: "bad", role: "alert" },
-      `The report could not be read: ${error}. Its browser must know DecompressionStream (2023 or newer).`));
+    document
+      .getElementById("main")
+      .replaceChildren(
+        report.el(
+          "p",
+          { class: "bad", role: "alert" },
+          `The report could not be read: ${error}. Its browser must know DecompressionStream (2023 or newer).`,
+        ),
+      );
     throw error;
   }
 };
