@@ -233,7 +233,7 @@ def test_prompts_show_what_is_new_since_the_last_one(browser: Browser, report: P
 def test_the_state_is_in_the_address(browser: Browser, report: Path) -> None:
     browser.open(report, "/overview?alarm=8")
     assert browser.evaluate("document.querySelector('.alarm.chosen').id") == "alarm-8"
-    browser.click(".alarm.chosen a.chip")
+    browser.click(".alarm.chosen a[href*=episode]")
     browser.wait("document.querySelector('article.call') !== null")
     assert browser.evaluate("location.hash").startswith("#/episodes?run=0&episode=20") or (
         browser.evaluate("location.hash") == "#/episodes?episode=20"

@@ -165,6 +165,7 @@ report.drawTime = function (run, state) {
       (s) => s.values.some((v) => v > 0),
     ),
     report.duration,
+    [0],
   );
   chart(
     "Idle",
