@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import commands
 from tests.house.source import ROOT
 from tests.report.reading import data_of, small_run
 from verl.report import index
@@ -120,3 +122,16 @@ def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["file"] == "run/report.html" and (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "command", sorted({line for _, line in commands() if line.startswith("verl-mas report")})
+)
+def test_the_commands_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alarms: list, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("outputs/verl-mas/math_seed0", "outputs/verl-mas/math_seed1", "RUN"):
+        small_run(tmp_path / name)
+    assert call(*shlex.split(command)[2:]) == 0
+    assert len(list(tmp_path.rglob("*.html"))) == 1

@@ -144,10 +144,8 @@ def test_groups_that_were_not_trained_have_the_cause(tmp_path: Path) -> None:
     file = folder / "credit" / "step_000002.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out": {uid: "no signal"}}))
     run = run_at(folder)
-    marked = [
-        member for member, cause in zip(*(column(run["episodes"], n) for n in ("uid", "left_out")), strict=True)
-        if cause
-    ]  # fmt: skip
+    uids = column(run["episodes"], "uid")
+    marked = [uids[at] for at, cause in enumerate(column(run["episodes"], "left_out")) if cause]
     assert marked == [uid] * 2
     content = json.loads(file.read_text())["columns"]
     assert run["credit"]["2"]["traj_uid"] == content["traj_uid"]
