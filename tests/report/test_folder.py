@@ -29,7 +29,7 @@ def state_of(folder: Path, **changes: Any) -> None:
     [
         (lambda folder: None, r"is not there; expected the folder of a run \(trainer.default_local_dir\)"),
         (lambda folder: folder.write_text(""), "run is a file; expected the folder of a run"),
-        (lambda folder: folder.mkdir(), r"has none of run.json, metrics.jsonl, trajectories \(in it: nothing"),
+        (lambda folder: folder.mkdir(), r"has none of run.json, metrics.jsonl, trajectories \(in it: no"),
         (lambda folder: (folder / "src").mkdir(parents=True), r"\(in it: src\); name the folder of a run"),
         (lambda folder: small_run(folder / "a" / "b"), r"name one of its runs: .*run/a/b"),
     ],
@@ -232,7 +232,8 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     (folder / "config.yaml").write_text(
         "agent:\n  api:\n    key: k\n    api_key: sk-1\n    api_key_env: NAME\n"
-        "    url: https://me:pw@host/v1\ndata:\n  prompt_key: prompt\nenv_vars:\n  HF_TOKEN: hf_1\n  WANDB_API_KEY: w\nmax_tokens: 5\n"
+        "    url: https://me:pw@host/v1\ndata:\n  prompt_key: prompt\n"
+        "env_vars:\n  HF_TOKEN: hf_1\n  WANDB_API_KEY: w\nmax_tokens: 5\n"
     )
     rewrite(
         folder / "trajectories" / "train_000001.jsonl",
