@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 AGENTS = ("Solver Agent", "Verifier Agent")
-WORDS = tuple("".join(random.Random(i).choices("abcdefghijklmnopqrstuvwxyz", k=2 + i % 8)) for i in range(3000))
+WORDS = tuple(
+    "".join(random.Random(i).choices("abcdefghijklmnopqrstuvwxyz", k=2 + i % 8)) for i in range(3000)
+)
 START = 1_796_000_000.0
 STEP_SECONDS = 40.0
 

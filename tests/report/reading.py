@@ -29,9 +29,7 @@ def texts_of(data: dict[str, Any], run: int = 0) -> list[dict[str, Any] | None]:
     """For each episode of a run: its texts, with prompts and replies put together; None if left out."""
     episodes = data["index"]["runs"][run]["episodes"]
     texts: list[dict[str, Any] | None] = []
-    for chunk, row in zip(
-        column(episodes, "chunk"), column(episodes, "row"), strict=True
-    ):
+    for chunk, row in zip(column(episodes, "chunk"), column(episodes, "row"), strict=True):
         if chunk < 0:
             texts.append(None)
             continue

@@ -27,9 +27,9 @@ def state_of(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, r"run is not there; expected the folder of a run \(trainer.default_local_dir\)"),
+        (lambda folder: None, r"is not there; expected the folder of a run \(trainer.default_local_dir\)"),
         (lambda folder: folder.write_text(""), "run is a file; expected the folder of a run"),
-        (lambda folder: folder.mkdir(), r"run has none of run.json, metrics.jsonl, trajectories \(in it: nothing"),
+        (lambda folder: folder.mkdir(), r"has none of run.json, metrics.jsonl, trajectories \(in it: no"),
         (lambda folder: (folder / "src").mkdir(parents=True), r"\(in it: src\); name the folder of a run"),
         (lambda folder: small_run(folder / "a" / "b"), r"name one of its runs: .*run/a/b"),
     ],
@@ -47,7 +47,9 @@ def test_a_checkpoint_leads_to_its_run(tmp_path: Path) -> None:
     checkpoint = run / "checkpoints" / "global_step_2"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.yaml").write_text("")
-    with pytest.raises(ReportError, match=f"is a checkpoint; name the folder of its run: {re.escape(str(run))}$"):
+    with pytest.raises(
+        ReportError, match=f"is a checkpoint; name the folder of its run: {re.escape(str(run))}$"
+    ):
         RunFolder(checkpoint)
 
 
@@ -63,7 +65,14 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
     whole = run_at(folder)
     file = folder / "trajectories" / "train_000001.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    damage = [b"\xff\xfe{\n", b"[1]\n", b'{"calls": 3}\n', b"[" * 100_000 + b"\n", b"\n", b'{"a": ' + b"9" * 9999]
+    damage = [
+        b"\xff\xfe{\n",
+        b"[1]\n",
+        b'{"calls": 3}\n',
+        b"[" * 100_000 + b"\n",
+        b"\n",
+        b'{"a": ' + b"9" * 9999,
+    ]
     file.write_bytes(b"".join([*lines[:2], *damage[:5], *lines[2:], damage[5]]))
     (folder / "credit" / "step_000001.json").write_text("{")
     (folder / "config.yaml").write_text("a: [")
@@ -106,7 +115,12 @@ def test_values_of_other_types_and_non_finite_ones_are_nulls(tmp_path: Path) -> 
     run = run_at(folder)
     at = column(run["episodes"], "step").index(1)
     row = {name: column(run["episodes"], name)[at] for name in run["episodes"] if name != "length"}
-    assert (row["team_reward"], row["task_id"], row["success"], row["turn_rewards"]) == (None, "7", None, [None, 1])
+    assert (row["team_reward"], row["task_id"], row["success"], row["turn_rewards"]) == (
+        None,
+        "7",
+        None,
+        [None, 1],
+    )
     call = {name: column(run["calls"], name)[row["first_call"]] for name in run["calls"] if name != "length"}
     assert (call["reward"], call["seed"], run["agents"][call["agent"]]["agent"]) == (None, "x", "")
     assert run["metrics"]["episode/success"][0] is None and run["metrics"]["more"] == [None] * 3
@@ -123,7 +137,11 @@ def test_a_run_of_an_older_version_has_no_credit_no_state_and_no_times(tmp_path:
         for row in rows:
             row.pop("started")
             row["calls"] = [
-                {k: v for k, v in call.items() if k not in ("order", "prior_replies", "began", "ended", "waited")}
+                {
+                    k: v
+                    for k, v in call.items()
+                    if k not in ("order", "prior_replies", "began", "ended", "waited")
+                }
                 for call in row["calls"]
             ]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -154,9 +172,16 @@ def test_a_resumed_run_keeps_what_it_continues(tmp_path: Path) -> None:
     state_of(folder, attempt={"started": old + 1000, "from_step": 2})
     run = run_at(folder)
     # step 4 is of the attempt that was given up
-    assert sorted(set(column(run["episodes"], "step"))) == [0, 1, 2, 3] and list(run["credit"]) == ["1", "2", "3"]
+    assert sorted(set(column(run["episodes"], "step"))) == [0, 1, 2, 3] and list(run["credit"]) == [
+        "1",
+        "2",
+        "3",
+    ]
     assert "resumed from step 2" in run["notes"]
-    assert "files of an earlier run in this folder are left out: train_000004.jsonl, val_000004.jsonl" in run["notes"]
+    assert (
+        "files of an earlier run in this folder are left out: train_000004.jsonl, val_000004.jsonl"
+        in run["notes"]
+    )
 
 
 @pytest.mark.parametrize("version", ["new", "old"])
@@ -206,8 +231,9 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_secrets_are_masked(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     (folder / "config.yaml").write_text(
-        "agent:\n  api:\n    key: k\n    api_key: sk-1\n    api_key_env: NAME\n    url: https://me:pw@host/v1\n"
-        "data:\n  prompt_key: prompt\nenv_vars:\n  HF_TOKEN: hf_1\n  WANDB_API_KEY: w\nmax_tokens: 5\n"
+        "agent:\n  api:\n    key: k\n    api_key: sk-1\n    api_key_env: NAME\n"
+        "    url: https://me:pw@host/v1\ndata:\n  prompt_key: prompt\n"
+        "env_vars:\n  HF_TOKEN: hf_1\n  WANDB_API_KEY: w\nmax_tokens: 5\n"
     )
     rewrite(
         folder / "trajectories" / "train_000001.jsonl",

@@ -20,7 +20,6 @@ class Chunk:
 
     def __init__(self) -> None:
         self.episodes: list[dict[str, Any]] = []
-        self.characters = 0
         self._strings: dict[str, int] = {}
 
     def add(self, episode: Mapping[str, Any]) -> None:
@@ -51,7 +50,6 @@ class Chunk:
         at = self._strings.get(string)
         if at is None:
             at = self._strings[string] = len(self._strings)
-            self.characters += len(string)
         return at
 
     def to_json(self) -> dict[str, Any]:

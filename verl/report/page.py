@@ -13,11 +13,13 @@ from typing import Any
 
 from verl.report.choose import Group, tiers
 from verl.report.index import Report
-from verl.report.pack import Chunk, packed
+from verl.report.pack import Chunk, chunk_of, packed
 
 MEGABYTE = 1_000_000
-# Characters of a chunk's table of strings, so that it is opened at once.
-_CHUNK_CHARACTERS = 200_000
+# Bytes of the lines of a chunk's episodes, so that it is opened at once.
+_CHUNK_BYTES = 400_000
+# Groups that are too large for the space that is left, after which no other is tried.
+_MOST_MISSES = 20
 # Bytes that the numbers of chunk and row need in the index, an episode.
 _PLACE_BYTES = 3
 # Files that come first and last; the others are in order of their names.
@@ -30,7 +32,11 @@ def scripts() -> str:
     """Return the page's script: `core.js`, the other files in order of names, `main.js`."""
     folder = files("verl.report") / "page"
     names = sorted(
-        (each.name for each in folder.iterdir() if each.name.endswith(".js")),
+        (
+            each.name
+            for each in folder.iterdir()
+            if each.name.endswith(".js") and not each.name.endswith(".test.js")
+        ),
         key=lambda name: (name != _FIRST, name == _LAST, name),
     )
     script = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
@@ -108,45 +114,56 @@ def _chunks(report: Report, space: int) -> Iterator[tuple[list[Group], str]]:
     placed: set[Group] = set()
     for share, groups in tiers(report.episodes):
         limit = min(space, used + int(share * space))
-        for members, chunk in _filled(report, [group for group in groups if group not in placed]):
-            text = packed(chunk.to_json())
-            if used + len(text) > limit:
-                break
-            used += len(text)
-            placed |= set(members)
-            yield members, text
+        misses = 0
+        waiting = list(_batches(report, [group for group in groups if group not in placed]))[::-1]
+        while waiting and misses < _MOST_MISSES:
+            members = waiting.pop()
+            text = packed(_chunk_of(report, members).to_json())
+            if used + len(text) <= limit:
+                used += len(text)
+                placed |= set(members)
+                yield members, text
+            elif len(members) > 1:
+                waiting += [members[len(members) // 2 :], members[: len(members) // 2]]
+            else:
+                misses += 1
 
 
-def _filled(report: Report, groups: Sequence[Group]) -> Iterator[tuple[list[Group], Chunk]]:
-    """Yield chunks of about 200,000 characters, each of groups of one run."""
+def _batches(report: Report, groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Yield lists of groups of one run whose lines have about 400,000 bytes together."""
     members: list[Group] = []
-    chunk = Chunk()
+    size = 0
     for group in groups:
-        if members and (chunk.characters > _CHUNK_CHARACTERS or members[-1].run != group.run):
-            yield members, chunk
+        if members and (size > _CHUNK_BYTES or members[-1].run != group.run):
+            yield members
             members = []
-            chunk = Chunk()
+            size = 0
         members.append(group)
-        for episode in report.episodes[group.run].whole(list(group.episodes)):
-            chunk.add(episode)
+        size += sum(report.episodes[group.run].sizes[at] for at in group.episodes)
     if members:
-        yield members, chunk
+        yield members
+
+
+def _chunk_of(report: Report, groups: Sequence[Group]) -> Chunk:
+    return chunk_of(
+        episode for group in groups for episode in report.episodes[group.run].whole(list(group.episodes))
+    )
 
 
 def _place(report: Report, chunks: Sequence[Sequence[Group]], max_mb: float) -> None:
     """Write into the index where the texts are, and what was left out."""
     for run_number, (run, episodes) in enumerate(zip(report.runs, report.episodes, strict=True)):
         total = episodes.episodes.length
-        chunk_of = [-1] * total
+        chunks_of = [-1] * total
         row_of = [0] * total
         for number, groups in enumerate(chunks):
             members = [at for group in groups if group.run == run_number for at in group.episodes]
             for row, at in enumerate(members):
-                chunk_of[at] = number
+                chunks_of[at] = number
                 row_of[at] = row
-        place: dict[str, Any] = {"chunk": chunk_of, "row": row_of}
+        place: dict[str, Any] = {"chunk": chunks_of, "row": row_of}
         run["episodes"] = run["episodes"] | place
-        run["left_out_texts"] = chunk_of.count(-1)
+        run["left_out_texts"] = chunks_of.count(-1)
         if run["left_out_texts"]:
             run["notes"] = [
                 *run["notes"],

@@ -32,10 +32,11 @@ def accuracy(
     return {"measure": measure, **_before_after(points, trainer_state), "points": points, "files": files}
 
 
-def _validation_rows(episodes: Columns) -> list[tuple[int, str, str, bool, Any, Any]]:
+def _validation_rows(episodes: Columns) -> list[tuple[Any, ...]]:
+    """Return (step, task, data source, failure, success, team reward) of validation episodes."""
     names = ("split", "step", "task_id", "data_source", "failure", "success", "team_reward")
-    columns = zip(*(episodes.get(name) for name in names), strict=True)
-    return [(step, task, *rest) for split, step, task, *rest in columns if split == "val"]  # type: ignore[misc]
+    rows = zip(*(episodes.get(name) for name in names), strict=True)
+    return [row[1:] for row in rows if row[0] == "val"]
 
 
 def _points(rows: Sequence[Sequence[Any]], measure: str) -> list[dict[str, Any]]:

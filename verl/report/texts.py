@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 # Longest text of the index; the whole text is with the other texts of the episode.
 MOST_CHARACTERS = 200
-# Last characters of a reply that are searched in later prompts: thoughts before them may be left out.
+# Last characters of a reply that are searched in later prompts, which may have only a part of it.
 _TAIL = 60
 
 
@@ -33,8 +33,10 @@ def cut(text: str) -> str:
 
 
 def is_heard(reply: str, action: str, later_prompts: Sequence[str], answer: str) -> bool:
-    """Return whether the end of a reply, or its action, is in a later prompt or in the answer."""
-    tail = reply.strip()[-_TAIL:]
+    """Return whether the end of a reply, or its action, is in a later prompt or in the answer;
+    thoughts (`</think>`) do not count, since later prompts leave them out.
+    """
+    tail = reply.rpartition("</think>")[2].strip()[-_TAIL:]
     if not tail:
         return False
     if tail in answer or (action and action == answer):

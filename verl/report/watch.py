@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import json
 import logging
+import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -125,7 +126,7 @@ class WatchServer:
         try:
             if (request.host or "").rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
                 raise web.HTTPForbidden(text=f"this server answers to {', '.join(HOSTS)} only\n")
-            token = request.match_info.get("token", "").encode("utf-8", "surrogatepass")
+            token = request.path.split("/")[1].encode("utf-8", "surrogatepass")
             if not hmac.compare_digest(token, self.token.encode("ascii")):
                 raise web.HTTPNotFound(text="the address has a wrong token\n")
             response = await handler(request)
@@ -148,25 +149,25 @@ class WatchServer:
 
     async def _index(self, request: web.Request) -> web.Response:
         parts = request.query["parts"].split(",") if "parts" in request.query else None
-        after = [int(part) for part in request.query.get("after", "0,0").split(",") if part.isdecimal()]
-        if len(after) != 2:
+        after = [_count(part) for part in request.query.get("after", "0,0").split(",")]
+        if len(after) != 2 or None in after:
             raise web.HTTPBadRequest(text="expected after=EPISODES,CALLS, two numbers of rows\n")
         async with self._lock:
-            index = self.report.index(parts, (after[0], after[1]))
+            index = self.report.index(parts, (after[0] or 0, after[1] or 0))
             return await _json(index)
 
     async def _chunk(self, request: web.Request) -> web.Response:
-        number = request.match_info["number"]
+        number = _count(request.match_info["number"])
         async with self._lock:
-            chunk = self.report.chunk(int(number)) if number.isdecimal() and len(number) < 10 else None
+            chunk = None if number is None else self.report.chunk(number)
         if chunk is None:
             raise web.HTTPNotFound(text="no such chunk\n")
         return await _json(chunk)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send the names of changed parts as server-sent events, from a version on."""
-        since = request.query.get("since", "")
-        version = int(since) if since.isdecimal() else self.report.version
+        since = _count(request.query.get("since", ""))
+        version = self.report.version if since is None else since
         response = web.StreamResponse(headers=HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
         while not self._closing:
@@ -198,6 +199,11 @@ class WatchServer:
             if is_changed:
                 async with self._changed:
                     self._changed.notify_all()
+
+
+def _count(text: str) -> int | None:
+    """Return a number of a request; None for what is none."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 async def _json(value: Any) -> web.Response:
