@@ -2,11 +2,13 @@
 globalThis.report ??= {};
 
 /** Round bounds and ticks for values from low to high. */
-report.ticks = function (low, high, count = 5) {
+report.ticks = function (low, high, count = 5, inTime = false) {
   if (!(high > low)) return { low, high: low + 1, ticks: [low, low + 1] };
   const rough = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  // Times from 20 seconds on have ticks at minutes and hours.
+  const unit = !inTime || rough <= 20 ? 1 : rough <= 1800 ? 60 : 3600;
+  const power = 10 ** Math.floor(Math.log10(rough / unit));
+  const step = unit * (power * [1, 2, 5, 10].find((factor) => factor * power * unit >= rough));
   const first = Math.floor(low / step + 1e-9);
   const last = Math.ceil(high / step - 1e-9);
   const ticks = Array.from({ length: last - first + 1 }, (_, i) =>
@@ -142,7 +144,7 @@ report.drawLines = function ({ title, x, series, bounds, format, height, width, 
       { width, height: 40, role: "img", "aria-label": `${title}: no values` },
       report.svg("text", { x: 4, y: 24, class: "axis" }, "no values yet"),
     );
-  const scale = report.ticks(Math.min(...all), Math.max(...all));
+  const scale = report.ticks(Math.min(...all), Math.max(...all), 5, format === report.duration);
   const pointSteps = series.flatMap((s) => (s.points ?? []).map((point) => point.step));
   const [from, to] = [Math.min(...x, ...pointSteps), Math.max(...x, ...pointSteps)];
   const labels = report.tickLabels(scale.ticks, format);
@@ -337,14 +339,24 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
  * Spans in lanes over time, in seconds. `lanes`: {name, spans: [{start, end, name, kind, open}]}, `kind` a number
  * of a colour. Spans that would be narrower than a pixel are joined with the one before.
  */
-report.lanes = function ({ title, note, lanes, from, to, legend, after, marks = [], format = report.duration }) {
+report.lanes = function ({
+  title,
+  note,
+  lanes,
+  from,
+  to,
+  legend,
+  after,
+  marks = [],
+  format = report.duration,
+}) {
   const height = 26 + 26 * lanes.length;
   const draw = (width) => {
     const left = Math.min(0.34 * width, 14 + 7 * Math.max(4, ...lanes.map((lane) => lane.name.length)));
     const atX = (time) => left + ((time - from) / (to - from || 1)) * (width - left - 20);
     const parts = report
-      .ticks(0, to - from, Math.max(2, Math.floor(width / 130)))
-      .ticks.filter((tick) => tick <= to - from)
+      .ticks(0, to - from, Math.max(2, Math.floor(width / 130)), format === report.duration)
+      .ticks.filter((tick) => tick <= to - from && (format === report.duration || Number.isInteger(tick)))
       .map((tick) => [
         report.svg("line", {
           class: "grid",

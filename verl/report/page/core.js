@@ -188,16 +188,22 @@ report.number = function (x) {
 
 /** A number with a fixed count of digits, for columns of numbers of one size. */
 report.fixed = (x, digits = 2) =>
-  report.isNumber(x) ? x.toFixed(digits).replace(/^-(?=.*[1-9])/, "\u2212").replace(/^-/, "") : "\u2013";
+  report.isNumber(x)
+    ? x
+        .toFixed(digits)
+        .replace(/^-(?=.*[1-9])/, "\u2212")
+        .replace(/^-/, "")
+    : "\u2013";
 
 report.signed = (x) => (report.isNumber(x) && x > 0 ? "+" : "") + report.number(x);
 
 /** Seconds as 12 s, 3.4 min, 1.2 h. */
 report.duration = function (seconds) {
   if (!report.isNumber(seconds)) return "\u2013";
-  if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
-  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
-  return seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  const short = (value, digits) => value.toFixed(Number.isInteger(value) ? 0 : digits);
+  if (seconds > 0 && seconds < 1) return `${Math.round(1000 * seconds)} ms`;
+  if (seconds < 100 && seconds !== 60) return `${short(seconds, seconds < 10 ? 1 : 0)} s`;
+  return seconds < 6000 ? `${short(seconds / 60, 1)} min` : `${short(seconds / 3600, 1)} h`;
 };
 
 report.mean = function (values) {

@@ -195,9 +195,12 @@ report.drawCredit = function (path) {
       signed ? report.signed(value) : report.number(value),
     );
   const quiet = (...parts) => report.el("span", { class: "quiet" }, ...parts);
-  // A term of 0, and a sum that only repeats the one before, say nothing.
+  // A term of 0, and a sum that equals its first part, say nothing.
   const terms = (path.terms ?? []).filter(
-    (term, i, all) => i === 0 || i === all.length - 1 || (term.value !== 0 && term.value !== all[i - 1].value),
+    ({ name, value }, i, all) =>
+      i === 0 ||
+      i === all.length - 1 ||
+      (value !== 0 && !(name === "team + local" && value === all[0].value)),
   );
   const line = terms.map((term, i) => [i ? quiet(" \u2192 ") : "", `${term.name} `, bold(term.value)]);
   if (report.isNumber(path.reward) && terms.at(-1)?.name !== "reward")

@@ -103,15 +103,12 @@ report.episodeRow = function (run, i) {
     ),
     report.el(
       "span",
-      { class: "name" },
-      `${report.value(run.episodes, "task_id", i)} `,
-      report.el(
-        "span",
-        { class: "quiet" },
-        `#${report.value(run.episodes, "index", i)}`,
-        leftOut ? ` left out: ${leftOut}` : "",
-      ),
+      { class: "name", title: report.value(run.episodes, "task_id", i) },
+      // The folder of a data set's name is the same in all rows.
+      String(report.value(run.episodes, "task_id", i)).replace(/^.*\//, ""),
+      report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
     ),
+    report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
     report.el("span", { class: "n" }, report.fixed(report.value(run.episodes, "team_reward", i))),
     report.el(
       "span",
@@ -378,7 +375,9 @@ report.fillEpisode = async function (run, i, row, body, state) {
   if (row.split === "train") report.addCredit(run, row.step, calls);
   parts.push(
     report.drawEpisodeLanes(run, calls),
-    report.drawWorld(texts?.states ?? report.anchors(calls)),
+    texts?.states?.length
+      ? report.drawWorld(texts.states)
+      : report.drawWorld(report.anchors(calls), "State that the calls acted on"),
     report.drawConversations(calls),
     report.drawDialogue(run, calls, texts),
   );
@@ -489,7 +488,7 @@ report.drawState = function (state) {
 };
 
 /** Replay of the states of the world, by buttons or a slider. */
-report.drawWorld = function (states) {
+report.drawWorld = function (states, title = "The world") {
   if (!states?.length) return null;
   const view = report.el("div", { class: "world", "aria-live": "polite" });
   const label = report.el("output", { for: "world" });
@@ -514,8 +513,8 @@ report.drawWorld = function (states) {
   show(0);
   return report.el(
     "section",
-    { class: "card", "aria-label": "The world" },
-    report.el("h3", {}, "The world"),
+    { class: "card", "aria-label": title },
+    report.el("h3", {}, title),
     states.length > 1
       ? report.el("p", { class: "line" }, button("back", -1), slider, button("forward", 1), label)
       : null,

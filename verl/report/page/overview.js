@@ -148,12 +148,12 @@ report.drawAlarms = function (run, state) {
 
 /** Whether the runs of the report differ in nothing but their seeds. */
 report.areSeeds = function () {
-  const keys = (report.index.compare?.keys ?? []).map((entry) => entry.key);
-  return (
-    report.index.runs.length > 1 &&
-    keys.length > 0 &&
-    keys.every((key) => /seed$|experiment_name|project_name|_dir$|_path$|logger/.test(key))
-  );
+  const keys = report.index.compare?.keys ?? [];
+  const seedless = (value) => JSON.stringify(value ?? null).replace(/seed[-_]?\d+/gi, "seed");
+  const isName = ({ key, values }) =>
+    /seed$|experiment_name|project_name|_dir$|_path$|logger/.test(key) ||
+    values.every((value) => seedless(value) === seedless(values[0]));
+  return report.index.runs.length > 1 && keys.length > 0 && keys.every(isName);
 };
 
 /** A metric of several runs as one series: mean, and a band from the lowest to the highest. */
@@ -189,8 +189,9 @@ report.curves = function (run) {
       format: asRate ? (v) => report.percent(v, 0) : report.number,
       height: 230,
       note:
-        (report.areSeeds() ? `line: mean of ${report.index.runs.length} runs and their range` : "line: training") +
-        "; dots: validation of this run with 95 % interval",
+        (report.areSeeds()
+          ? `line: mean of ${report.index.runs.length} runs and their range`
+          : "line: training") + "; dots: validation of this run with 95 % interval",
       series: [
         report.seriesOf(run, "training", training),
         { name: "validation", values: [], points: points ?? [] },

@@ -26,15 +26,13 @@ report.laneSpans = function (run, first, last, now) {
     if (!kinds.has(call)) kinds.set(call, kinds.size);
     if (!lanes.has(lane)) lanes.set(lane, []);
     const start = report.value(run.spans, "start", i);
-    lanes
-      .get(lane)
-      .push({
-        start,
-        end: end ?? now,
-        kind: kinds.get(call),
-        open: end === null,
-        name: `${call}, step ${step}: ${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
-      });
+    lanes.get(lane).push({
+      start,
+      end: end ?? now,
+      kind: kinds.get(call),
+      open: end === null,
+      name: `${call}, step ${step}: ${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
+    });
   }
   for (const spans of lanes.values()) spans.sort((a, b) => a.start - b.start);
   return { lanes: [...lanes].map(([name, spans]) => ({ name, spans })), kinds: [...kinds.keys()] };
@@ -45,7 +43,8 @@ report.timeVerdict = function (run) {
   const last = (key) => report.edge(report.metric(run, key), 5, true);
   const step = last("timing_s/step");
   if (step === null) return ["No times were recorded yet."];
-  const parts = report.TIMINGS.map(([key, name]) => [name, last(`timing_s/${key}`)])
+  const parts = report.TIMINGS.filter(([key]) => !["testing", "save_checkpoint"].includes(key))
+    .map(([key, name]) => [name, last(`timing_s/${key}`)])
     .filter(([, s]) => s > 0)
     .sort((a, b) => b[1] - a[1])
     .slice(0, 3);
@@ -174,13 +173,17 @@ report.drawTime = function (run, state) {
     (v) => report.percent(v, 0),
     [0, 1],
   );
-  chart(
-    "Age of the samples",
-    "weight versions between sampling and update, highest",
-    from(/^agent\/[^/]+\/staleness\/max$/, (key) => key.split("/")[1]),
-    report.number,
-    [0, 1],
-  );
+  const ages = from(/^agent\/[^/]+\/staleness\/max$/, (key) => key.split("/")[1]);
+  if (ages.some((age) => age.values.some((value) => value > 0)))
+    chart(
+      "Age of the samples",
+      "weight versions between sampling and update, highest",
+      ages,
+      report.number,
+      [0, 1],
+    );
+  else if (ages.length)
+    parts.push(report.el("p", {}, "All samples were trained by the weights that sampled them (age 0)."));
   chart(
     "Asynchronous training",
     "groups in progress, complete and dropped",
