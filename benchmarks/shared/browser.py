@@ -175,10 +175,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])
 
-    def offline(self) -> None:
-        """Cut the page off from every network."""
+    def offline(self, cut_off: bool = True) -> None:
+        """Cut the page off from every network, or connect it again."""
         self.command(
-            "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
+            "Network.emulateNetworkConditions", offline=cut_off, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )  # fmt: skip
 
     def open(self, page: str | Path, fragment: str = "", wait_s: float = 60.0) -> None:

@@ -125,50 +125,47 @@ report.onKey = function (event) {
   }
 };
 
-/** Take over what changed in a live run: whole keys of each run, or the rows that are new. */
+/** Take over what changed in a live run: whole keys of each run, and the calls that are new. */
 report.refresh = async function (changed) {
   const runs = report.index.runs;
-  const tables = ["episodes", "calls"];
-  const grows = changed.filter((key) => tables.includes(key)).length > 0;
+  const tables = changed.filter((key) => key === "episodes" || key === "calls");
   const parts = changed.filter((key) => !tables.includes(key));
   if (parts.length) {
     const answer = await report.fetchJson(`index?parts=${parts.join(",")}`);
-    answer.runs.forEach((run, i) => Object.assign(runs[i] ?? (runs[i] = {}), run));
+    answer.runs.forEach((run, i) => Object.assign(runs[i], run));
   }
-  if (grows && runs.length === 1) {
-    const from = tables.map((name) => report.count(runs[0][name]));
-    const answer = await report.fetchJson(`index?parts=episodes,calls&after=${from.join(",")}`);
-    tables.forEach((name, i) => report.extend(runs[0][name], answer.runs[0][name], from[i]));
-  } else if (grows) {
-    report.index = await report.fetchJson("index");
+  if (tables.length) {
+    // Earlier episodes change as well: why one was left out is known after its step.
+    const [run] = runs;
+    const from = report.count(run.calls);
+    const [answer] = (await report.fetchJson(`index?parts=episodes,calls&after=0,${from}`)).runs;
+    run.episodes = answer.episodes;
+    report.extend(run.calls, answer.calls, from);
+    report.chunks?.clear();
+    const last = report.count(run.episodes) - 1;
+    const end = report.value(run.episodes, "first_call", last) + report.value(run.episodes, "calls", last);
+    // The folder has another run: nothing of the old one holds.
+    if (end !== report.count(run.calls)) report.index = await report.fetchJson("index");
   }
   report.index.built = Date.now() / 1000;
   // What pages have computed of the runs before.
   for (const run of report.index.runs) for (const name of ["silent", "flat", "paths"]) delete run[name];
-  // A page of an episode does not change; a redraw would close what the reader has opened.
+  // The episode that is open does not change; a redraw would fold what its reader has opened.
   if (report.state.episode !== undefined) report.drawHeader(report.run());
   else report.draw();
 };
 
 report.follow = function () {
-  const everything = [
-    "state",
-    "metrics",
-    "steps",
-    "alarms",
-    "accuracy",
-    "spans",
-    "credit",
-    "episodes",
-    "calls",
-  ];
+  const everything = ["state", "metrics", "steps", "alarms", "accuracy", "spans", "credit", "episodes", "calls"];
   let waiting = Promise.resolve();
   const queue = (changed) => {
-    waiting = waiting.then(() => report.refresh(changed)).catch((error) => report.drawError(error));
+    waiting = waiting.then(() => report.refresh(changed)).catch(report.drawError);
   };
   const events = new EventSource(`events?since=${report.index.version ?? 0}`);
+  events.addEventListener("open", report.drawFoot);
   events.addEventListener("message", (event) => queue(JSON.parse(event.data).changed));
   events.addEventListener("error", () => {
+    report.drawError("the server no longer answers; what is shown stays");
     if (events.readyState === EventSource.CLOSED) setInterval(() => queue(everything), 5000);
   });
   setInterval(() => report.drawHeader(report.run()), 10000);
