@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.shared.browser import chromium, find_chromium
+
 from benchmarks.shared.report_run import write_run
 from benchmarks.shared.short import parse_args
 
@@ -110,13 +111,13 @@ def record_share(folder: Path, steps: int) -> float:
         "trainer.default_local_dir": folder / "run",
     }
     overrides = [f"{key}={value}" for key, value in keys.items()]
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", TRAIN, *overrides],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     total = sum(json.loads(line).get("timing_s/step", 0.0) for line in lines)
-    return sum(json.loads(done.stdout.splitlines()[-1])) / total
+    return sum(json.loads(ended.stdout.splitlines()[-1])) / total
 
 
 def middle_episode(run: Path) -> int:
