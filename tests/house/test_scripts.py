@@ -148,14 +148,14 @@ if [[ "$1 $2" == "ruff check" ]]; then exit {status}; fi
 LINT = ("ruff check .", "ruff format --check .")
 TEST_MODES: dict[tuple[str, ...], list[str]] = {
     (): [
-        "setup cpu-vllm frameworks",
+        "setup cpu-vllm frameworks report",
         *LINT,
         "mypy",
         "pytest --timing=without",
         "pytest --timing=only tests/test_time.py",
     ],
     ("tests/x", "-k", "y"): [
-        "setup cpu-vllm frameworks",
+        "setup cpu-vllm frameworks report",
         *LINT,
         "mypy",
         "pytest --timing=without tests/x -k y",

@@ -1,0 +1,571 @@
+// Episodes: what did they say, and why was it paid? The list with its filters, and one episode.
+globalThis.report ??= {};
+
+report.RESULTS = [
+  ["", "all results"],
+  ["success", "success"],
+  ["wrong", "no success"],
+  ["failed", "failed"],
+  ["left", "left out of training"],
+  ["silent", "group without spread"],
+];
+report.ORDERS = [
+  ["", "as played"],
+  ["low", "lowest reward"],
+  ["high", "highest reward"],
+  ["long", "most calls"],
+];
+
+/** Uids of groups whose episodes all have one team reward. */
+report.flatGroups = function (run) {
+  if (run.flat) return run.flat;
+  const rewards = new Map();
+  for (let i = 0; i < report.count(run.episodes); i++) {
+    const uid = report.value(run.episodes, "uid", i);
+    const reward = report.value(run.episodes, "team_reward", i);
+    const seen = rewards.get(uid);
+    if (!seen) rewards.set(uid, { reward, count: 1, flat: true });
+    else {
+      seen.count += 1;
+      if (reward !== seen.reward) seen.flat = false;
+    }
+  }
+  run.flat = new Set([...rewards].filter(([, seen]) => seen.flat && seen.count > 1).map(([uid]) => uid));
+  return run.flat;
+};
+
+/** Numbers of the episodes that the filters of the state let through, in the order it asks for. */
+report.filterEpisodes = function (run, state) {
+  const { episodes, calls } = run;
+  const at = (name) => (i) => report.value(episodes, name, i);
+  const [step, split, success, failure, leftOut, uid, task, answer] = [
+    "step",
+    "split",
+    "success",
+    "failure",
+    "left_out",
+    "uid",
+    "task_id",
+    "answer",
+  ].map(at);
+  const tests = [];
+  if (state.split) tests.push((i) => split(i) === state.split);
+  if (state.step) tests.push((i) => step(i) === Number(state.step));
+  if (state.uid) tests.push((i) => uid(i) === state.uid);
+  if (state.result === "success") tests.push((i) => !failure(i) && success(i) > 0);
+  if (state.result === "wrong") tests.push((i) => !failure(i) && !(success(i) > 0));
+  if (state.result === "failed") tests.push((i) => Boolean(failure(i)));
+  if (state.result === "left") tests.push((i) => Boolean(leftOut(i)));
+  if (state.result === "silent") tests.push((i) => report.flatGroups(run).has(uid(i)));
+  if (state.alarm) {
+    const shown = new Set(run.alarms.find((alarm) => String(alarm.number) === state.alarm)?.episodes ?? []);
+    tests.push((i) => shown.has(i));
+  }
+  if (state.text) {
+    const wanted = state.text.toLowerCase();
+    const first = at("first_call");
+    const count = at("calls");
+    const has = (value) => typeof value === "string" && value.toLowerCase().includes(wanted);
+    tests.push((i) => {
+      if (has(task(i)) || has(answer(i)) || has(failure(i))) return true;
+      for (let call = first(i); call < first(i) + count(i); call++) {
+        if (has(report.value(calls, "action", call))) return true;
+      }
+      return false;
+    });
+  }
+  const numbers = [];
+  for (let i = 0; i < report.count(episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
+  const reward = at("team_reward");
+  const length = at("calls");
+  if (state.sort === "low") numbers.sort((a, b) => (reward(a) ?? 0) - (reward(b) ?? 0));
+  if (state.sort === "high") numbers.sort((a, b) => (reward(b) ?? 0) - (reward(a) ?? 0));
+  if (state.sort === "long") numbers.sort((a, b) => length(b) - length(a));
+  return numbers;
+};
+
+report.mark = function (run, i) {
+  if (report.value(run.episodes, "failure", i)) return ["!", "failed", "bad"];
+  const success = report.value(run.episodes, "success", i);
+  if (success === null) return ["\u00b7", "no success recorded", "quiet"];
+  return success > 0 ? ["\u2713", "success", "good"] : ["\u2717", "no success", "wrong"];
+};
+
+report.episodeRow = function (run, i) {
+  const [sign, word, kind] = report.mark(run, i);
+  const leftOut = report.value(run.episodes, "left_out", i);
+  return [
+    report.el(
+      "span",
+      { class: `sign ${kind}`, title: word },
+      sign,
+      report.el("span", { class: "unseen" }, word),
+    ),
+    report.el(
+      "span",
+      { class: "name", title: report.value(run.episodes, "task_id", i) },
+      // The folder of a data set's name is the same in all rows.
+      String(report.value(run.episodes, "task_id", i)).replace(/^.*\//, ""),
+      report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
+    ),
+    report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
+    report.el("span", { class: "n" }, report.fixed(report.value(run.episodes, "team_reward", i))),
+    report.el(
+      "span",
+      { class: "n quiet" },
+      `${report.value(run.episodes, "split", i) === "val" ? "val " : ""}` +
+        `step ${report.value(run.episodes, "step", i)}`,
+    ),
+  ];
+};
+
+report.drawFilters = function (run, state) {
+  const steps = [...new Set(Array.isArray(run.episodes.step) ? run.episodes.step : [run.episodes.step?.all])]
+    .filter(report.isNumber)
+    .sort((a, b) => a - b);
+  const set = (name) => (value) => report.go({ [name]: value, episode: null, call: null }, true);
+  const narrowed = state.uid || state.alarm;
+  return report.el(
+    "div",
+    { class: "filters", role: "search" },
+    report.select(
+      "split",
+      "Split",
+      [
+        ["", "both"],
+        ["train", "training"],
+        ["val", "validation"],
+      ],
+      state.split,
+      set("split"),
+    ),
+    report.select(
+      "step",
+      "Step",
+      [["", "all steps"], ...steps.map((s) => [String(s), `step ${s}`])],
+      state.step,
+      set("step"),
+    ),
+    report.select("result", "Result", report.RESULTS, state.result, set("result")),
+    report.select("sort", "Order", report.ORDERS, state.sort, set("sort")),
+    report.textField("text", "Task, answer or action contains", state.text, set("text")),
+    narrowed
+      ? report.el(
+          "a",
+          { class: "chip", href: report.address({ uid: null, alarm: null }) },
+          state.uid ? "one group only \u00d7" : `alarm ${state.alarm} only \u00d7`,
+        )
+      : null,
+  );
+};
+
+report.drawEpisodes = function (run, state) {
+  const count = report.count(run.episodes);
+  if (!count)
+    return [
+      report.el("h2", {}, "Episodes"),
+      report.el("p", {}, "The run has no trajectories (trainer.log_trajectories=0, or no step is complete)."),
+    ];
+  const numbers = report.filterEpisodes(run, state);
+  report.listed = numbers;
+  const open = state.episode === undefined ? -1 : Number(state.episode);
+  const list = report.list({
+    id: "episodes",
+    label: "Episodes",
+    count: numbers.length,
+    rowHeight: 34,
+    chosen: numbers.indexOf(open),
+    draw: (row) => report.episodeRow(run, numbers[row]),
+    open: (row) => report.go({ episode: numbers[row], call: null }),
+  });
+  const successes = numbers.filter((i) => report.value(run.episodes, "success", i) > 0).length;
+  const left = report.el(
+    "section",
+    { class: "side", "aria-label": "List of episodes" },
+    report.el("h2", {}, "Episodes"),
+    report.drawFilters(run, state),
+    report.el(
+      "p",
+      { class: "quiet", role: "status" },
+      `${report.integer(numbers.length)} of ${report.integer(count)}, ` +
+        `${report.integer(successes)} with success`,
+    ),
+    list,
+  );
+  const exists = open >= 0 && open < count;
+  const right = report.el(
+    "section",
+    { class: "detail", id: "detail", "aria-label": "The episode" },
+    exists
+      ? report.drawEpisode(run, open, state)
+      : report.el("p", { class: "quiet hint" }, "Choose an episode: arrow keys and Enter, or a click."),
+  );
+  return [report.el("div", { class: exists ? "split opened" : "split" }, left, right)];
+};
+
+report.stepEpisode = function (by) {
+  if (report.state.page !== "episodes" || !report.listed?.length) return;
+  const at = report.listed.indexOf(Number(report.state.episode ?? -1));
+  const next = report.listed[Math.min(report.listed.length - 1, Math.max(0, at + by))];
+  report.go({ episode: next, call: null });
+};
+
+report.closeEpisode = function () {
+  report.go({ episode: null, call: null });
+  setTimeout(() => document.getElementById("episodes")?.focus(), 50);
+};
+
+/** Numbers of the episodes of the same group, in order of their index. */
+report.groupOf = function (run, i) {
+  const uid = report.value(run.episodes, "uid", i);
+  const numbers = [];
+  for (let j = 0; j < report.count(run.episodes); j++) {
+    if (
+      report.value(run.episodes, "uid", j) === uid &&
+      report.value(run.episodes, "split", j) === report.value(run.episodes, "split", i)
+    )
+      numbers.push(j);
+  }
+  return numbers;
+};
+
+/** The episodes of the group side by side: reward and answer, best and worst named. */
+report.drawGroup = function (run, i) {
+  const group = report.groupOf(run, i);
+  if (group.length < 2) return null;
+  const reward = (j) => report.value(run.episodes, "team_reward", j) ?? 0;
+  const best = group.reduce((a, b) => (reward(b) > reward(a) ? b : a));
+  const worst = group.reduce((a, b) => (reward(b) < reward(a) ? b : a));
+  const spread = reward(best) > reward(worst);
+  const name = (j) =>
+    [
+      j === i ? "this one" : null,
+      spread && j === best ? "best" : null,
+      spread && j === worst ? "worst" : null,
+    ]
+      .filter(Boolean)
+      .join(", ");
+  const jump = (j, text) =>
+    j === i || !spread
+      ? null
+      : report.el(
+          "a",
+          { class: "chip", href: report.address({ episode: j, call: null }) },
+          `${text} of the group: ${report.number(reward(j))}`,
+        );
+  return [
+    report.el(
+      "p",
+      { class: "line" },
+      spread
+        ? [jump(best, "best"), jump(worst, "worst")]
+        : report.el("span", { class: "quiet" }, "All episodes of the group have the same reward."),
+    ),
+    report.folded(`Group of ${group.length} episodes`, () =>
+      report.table(
+        "Episodes of the group",
+        [
+          { name: "episode" },
+          { name: "" },
+          { name: "reward", class: "n" },
+          { name: "turns", class: "n" },
+          { name: "answer" },
+        ],
+        group.map((j) => [
+          report.el(
+            "a",
+            { href: report.address({ episode: j, call: null }) },
+            `#${report.value(run.episodes, "index", j)}`,
+          ),
+          name(j),
+          report.number(reward(j)),
+          String(report.value(run.episodes, "turns", j) ?? ""),
+          report.value(run.episodes, "answer", j) ?? "",
+        ]),
+      ),
+    ),
+  ];
+};
+
+/** The opened episode: head, group, world, dialogue. Its texts are read when it opens. */
+report.drawEpisode = function (run, i, state) {
+  const { episodes } = run;
+  const row = report.row(episodes, i);
+  const [sign, word, kind] = report.mark(run, i);
+  const file = run.files?.[row.file];
+  const body = report.el(
+    "div",
+    { "aria-busy": "true" },
+    report.el("p", { class: "quiet" }, "Reading its texts."),
+  );
+  report.fillEpisode(run, i, row, body, state);
+  return [
+    report.el(
+      "p",
+      { class: "line close" },
+      report.el("button", { id: "close", type: "button", on: { click: report.closeEpisode } }, "\u2190 list"),
+      report.el(
+        "button",
+        { id: "previous", type: "button", on: { click: () => report.stepEpisode(-1) } },
+        "previous",
+      ),
+      report.el("button", { id: "next", type: "button", on: { click: () => report.stepEpisode(1) } }, "next"),
+    ),
+    report.el("h2", {}, `${row.task_id} `, report.el("span", { class: "quiet" }, `#${row.index}`)),
+    report.el(
+      "p",
+      { class: "line" },
+      report.el("span", { class: `chip ${kind}` }, `${sign} ${word}`),
+      report.el("span", { class: "chip" }, `team reward ${report.fixed(row.team_reward)}`),
+      report.el(
+        "span",
+        { class: "chip quiet" },
+        `${row.split === "val" ? "validation at" : "training"} step ${row.step}`,
+      ),
+      report.el(
+        "span",
+        { class: "chip quiet" },
+        `${row.turns} turn${row.turns === 1 ? "" : "s"}, ${row.calls} calls`,
+      ),
+      row.left_out ? report.el("span", { class: "chip bad" }, `not trained: ${row.left_out}`) : null,
+    ),
+    row.failure ? report.el("p", { class: "bad box" }, row.failure) : null,
+    row.answer ? report.el("p", {}, "Answer: ", report.el("code", {}, row.answer)) : null,
+    report.drawGroup(run, i),
+    body,
+    file
+      ? report.el("p", { class: "quiet small" }, `Record: ${file}, line ${row.line}; ${row.traj_uid}`)
+      : null,
+  ];
+};
+
+report.fillEpisode = async function (run, i, row, body, state) {
+  const calls = Array.from({ length: row.calls }, (_, j) => ({
+    ...report.row(run.calls, row.first_call + j),
+    number: row.first_call + j,
+    place: j,
+  }));
+  calls.forEach((call) => {
+    call.name = run.agents[call.agent]?.agent ?? String(call.agent);
+  });
+  let texts = null;
+  let strings = [];
+  const parts = [];
+  if (row.chunk >= 0 || report.index.live) {
+    try {
+      const chunk = await report.chunk(Math.max(0, row.chunk));
+      strings = chunk.strings;
+      texts = chunk.episodes[row.row];
+    } catch (error) {
+      parts.push(
+        report.el("p", { class: "bad", role: "alert" }, `Its texts could not be read: ${error.message}`),
+      );
+    }
+  } else {
+    parts.push(
+      report.el(
+        "p",
+        { class: "box" },
+        "The text of this episode is not in this file, to keep it small. ",
+        `It is in ${run.files?.[row.file]}, line ${row.line}; a larger --max-mb takes it in.`,
+      ),
+    );
+  }
+  calls.forEach((call, j) => report.addTexts(call, texts?.calls?.[j], strings));
+  if (row.split === "train") report.addCredit(run, row.step, calls);
+  parts.push(
+    report.drawEpisodeLanes(run, calls),
+    texts?.states?.length
+      ? report.drawWorld(texts.states)
+      : report.drawWorld(report.anchors(calls), "State that the calls acted on"),
+    report.drawConversations(calls),
+    report.drawDialogue(run, calls, texts),
+  );
+  const info = Object.entries(texts?.info ?? {});
+  if (info.length)
+    parts.push(
+      report.folded("What the environment reported", () =>
+        report.table(
+          "Reported values",
+          [{ name: "name" }, { name: "value" }],
+          info.map(([name, value]) => [name, JSON.stringify(value)]),
+        ),
+      ),
+    );
+  body.replaceChildren(...parts.flat(3).filter(Boolean));
+  body.removeAttribute("aria-busy");
+  if (state.call !== undefined) {
+    const card = document.getElementById(`call-${state.call}`);
+    card?.scrollIntoView({ block: "center" });
+    card?.focus({ preventScroll: true });
+  }
+};
+
+/** Give a call its texts from a chunk: prompt as lines, reply, rounds. */
+report.addTexts = function (call, entry, strings) {
+  call.lines = (entry?.prompt ?? []).map((n) => strings[n] ?? "");
+  call.text = entry?.reply === undefined ? null : (strings[entry.reply] ?? String(entry.reply));
+  if (entry?.action !== undefined) call.action = strings[entry.action] ?? call.action;
+  call.stateText = entry?.anchor === undefined ? null : (strings[entry.anchor] ?? null);
+  if (Array.isArray(entry?.token_rewards)) call.token_rewards = entry.token_rewards;
+  else if (!Array.isArray(call.token_rewards)) call.token_rewards = [];
+  for (const name of ["tools", "rounds", "fields", "request", "seed"]) {
+    if (entry?.[name] !== undefined) call[name] = entry[name];
+  }
+};
+
+/** States before each call, by the texts that the records have, where the world draws none. */
+report.anchors = function (calls) {
+  const states = calls.filter((call) => call.stateText).map((call) => call.stateText);
+  return states.filter((text, i) => text !== states[i - 1]);
+};
+
+/** Calls of the episode in lanes of agents: by time where it was recorded, else by order. */
+report.drawEpisodeLanes = function (run, calls) {
+  if (calls.length < 2) return null;
+  const timed = calls.every((call) => report.isNumber(call.began) && report.isNumber(call.ended));
+  const names = [...new Set(calls.map((call) => call.name))];
+  const spans = (name) =>
+    calls
+      .filter((call) => call.name === name)
+      .map((call) => {
+        const start = timed ? call.began : (call.order ?? call.place);
+        const waited = timed && call.waited ? `, of which waiting ${report.duration(call.waited)}` : "";
+        return {
+          start,
+          end: timed ? call.ended : start + 0.92,
+          kind: call.agent,
+          name:
+            `${name}, turn ${call.turn}, ` +
+            `call ${call.call}: ${report.integer(call.response_tokens)} tokens` +
+            (timed ? ` in ${report.duration(call.ended - call.began)}${waited}` : ""),
+        };
+      });
+  const lanes = names.map((name) => ({ name, spans: spans(name) }));
+  const all = lanes.flatMap((lane) => lane.spans);
+  return report.lanes({
+    title: timed ? "Calls over time" : "Order of the calls",
+    lanes,
+    from: Math.min(...all.map((span) => span.start)),
+    to: Math.max(...all.map((span) => span.end)),
+    format: timed ? report.duration : (value) => String(value),
+  });
+};
+
+/** A state as text or as a grid of cells. */
+report.drawState = function (state) {
+  if (typeof state === "string") return report.appendText(report.el("pre", { class: "state" }), state);
+  const symbols = Object.keys(state?.legend ?? {});
+  const colour = (cell) => symbols.indexOf(String(cell));
+  const legend = symbols.map((symbol) =>
+    report.el("li", {}, report.el("code", {}, symbol), ` ${state.legend[symbol]}`),
+  );
+  return [
+    report.el(
+      "table",
+      { class: "board" },
+      report.el("caption", { class: "unseen" }, "State of the world"),
+      report.el(
+        "tbody",
+        {},
+        (state?.cells ?? []).map((line) =>
+          report.el(
+            "tr",
+            {},
+            [...line].map((cell) =>
+              report.el(
+                "td",
+                { class: colour(cell) >= 0 ? `c${colour(cell) % 8}` : null, title: state.legend?.[cell] },
+                String(cell ?? ""),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+    legend.length ? report.el("ul", { class: "legend" }, legend) : null,
+  ];
+};
+
+/** Replay of the states of the world, by buttons or a slider. */
+report.drawWorld = function (states, title = "The world") {
+  if (!states?.length) return null;
+  const view = report.el("div", { class: "world", "aria-live": "polite" });
+  const label = report.el("output", { for: "world" });
+  const slider = report.el("input", {
+    id: "world",
+    type: "range",
+    min: 0,
+    max: states.length - 1,
+    step: 1,
+    "aria-label": "State of the world",
+  });
+  slider.value = "0";
+  const show = (n) => {
+    const i = Math.min(states.length - 1, Math.max(0, n));
+    slider.value = String(i);
+    label.textContent = `state ${i + 1} of ${states.length}`;
+    view.replaceChildren(...[report.drawState(states[i])].flat().filter(Boolean));
+  };
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  const button = (text, by) =>
+    report.el("button", { type: "button", on: { click: () => show(Number(slider.value) + by) } }, text);
+  show(0);
+  return report.el(
+    "section",
+    { class: "card", "aria-label": title },
+    report.el("h3", {}, title),
+    states.length > 1
+      ? report.el("p", { class: "line" }, button("back", -1), slider, button("forward", 1), label)
+      : null,
+    view,
+  );
+};
+
+/** Requests of a program as a tree of conversations, with the cause where tokens were rendered anew. */
+report.drawConversations = function (calls) {
+  const asked = calls.filter((call) => call.request);
+  if (!asked.length) return null;
+  const children = new Map();
+  const places = new Map(asked.map((call) => [`${call.turn}|${call.call}`, call.place]));
+  for (const call of asked) {
+    const place = places.get((call.request.parent ?? []).join("|")) ?? -1;
+    const parent = place < call.place ? place : -1;
+    children.set(parent, [...(children.get(parent) ?? []), call]);
+  }
+  const branch = (parent) =>
+    !children.has(parent)
+      ? null
+      : report.el(
+          "ul",
+          {},
+          children
+            .get(parent)
+            .map((call) =>
+              report.el(
+                "li",
+                {},
+                report.el(
+                  "a",
+                  { href: report.address({ call: call.place }) },
+                  `${call.name}, call ${call.call}`,
+                ),
+                call.request.rewritten
+                  ? report.el("span", { class: "tag bad" }, `rendered anew: ${call.request.rewritten}`)
+                  : null,
+                call.request.shared
+                  ? report.el("span", { class: "tag" }, `${call.request.shared} tokens shared`)
+                  : null,
+                call.request.choice
+                  ? report.el("span", { class: "tag" }, `choice ${call.request.choice}`)
+                  : null,
+                call.unheard ? report.el("span", { class: "tag" }, "no client got it") : null,
+                branch(call.place),
+              ),
+            ),
+        );
+  const anew = asked.filter((call) => call.request.rewritten).length;
+  return report.folded(`Requests as conversations (${asked.length}, ${anew} rendered anew)`, () =>
+    report.el("div", { class: "tree" }, branch(-1)),
+  );
+};
