@@ -81,7 +81,8 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     """
     tensors = batch.batch
     present = set(tensors.keys())
-    mask = tensors["response_mask"].bool()
+    # those that advantages were computed for: M2PO masks some of them later
+    mask = tensors["credit_mask" if "credit_mask" in present else "response_mask"].bool()
     # tokens that were sampled, also those that were rejected since
     sampled = tensors["reply_mask"].bool() if "reply_mask" in present else mask
     columns: dict[str, list[Any]] = {name: batch.non_tensor_batch[name].tolist() for name in NAMES}
@@ -89,7 +90,7 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     columns["tokens"] = mask.sum(dim=1).tolist()
     columns["advantage"] = _means(tensors["advantages"], mask)
     columns["abs"] = _means(tensors["advantages"].abs(), mask)
-    columns |= _baseline(batch, mask)
+    columns |= _baseline(batch, torch.where(mask.any(dim=1, keepdim=True), mask, sampled))
     if "token_level_scores" in present and algorithm.use_kl_in_reward:
         penalty = tensors["token_level_scores"] - tensors["token_level_rewards"]
         columns["kl"] = _numbers(penalty.double().sum(dim=1))
@@ -107,8 +108,10 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     return columns
 
 
-def _baseline(batch: DataProto, mask: torch.Tensor) -> dict[str, list[Any]]:
-    """Return the column `baseline` of an estimator that has one which other rows do not show."""
+def _baseline(batch: DataProto, reply: torch.Tensor) -> dict[str, list[Any]]:
+    """Return the column `baseline` of an estimator that has one which other rows do not show; the
+    value of a critic is that of the first token of `reply` `[bsz, R]`, as `gae` reads it.
+    """
     tensors = batch.batch
     if "reward_baselines" in batch.non_tensor_batch:
         return {"baseline": _numbers(batch.non_tensor_batch["reward_baselines"])}
@@ -116,7 +119,7 @@ def _baseline(batch: DataProto, mask: torch.Tensor) -> dict[str, list[Any]]:
         return {"baseline": _numbers(tensors["moving_average"])}
     if "values" not in set(tensors.keys()):
         return {}
-    first = mask.int().argmax(dim=1, keepdim=True)
+    first = reply.int().argmax(dim=1, keepdim=True)
     return {"baseline": _numbers(tensors["values"].gather(1, first).squeeze(1))}
 
 
