@@ -68,9 +68,9 @@ def draw_rows(batch: DataProto, count: int) -> np.ndarray:
         count: `trainer.log_tokens`.
     """
     columns = batch.non_tensor_batch
-    kept = np.flatnonzero(batch.batch["response_mask"].bool().any(dim=1).cpu().numpy())
-    names = ["/".join(str(columns[name][row]) for name in NAMES) for row in kept]
-    drawn = sorted(range(len(kept)), key=lambda index: draw_place(names[index]))[:count]
-    chosen = np.zeros(len(batch), dtype=bool)
-    chosen[kept[drawn]] = True
-    return chosen
+    trainable = np.flatnonzero(batch.batch["response_mask"].bool().any(dim=1).cpu().numpy())
+    names = ["/".join(str(columns[name][row]) for name in NAMES) for row in trainable]
+    places = sorted(range(len(trainable)), key=lambda index: draw_place(names[index]))[:count]
+    is_logged = np.zeros(len(batch), dtype=bool)
+    is_logged[trainable[places]] = True
+    return is_logged
