@@ -227,9 +227,9 @@ def recorded_share(config: RunConfig) -> float:
     if count <= 0:
         return 1.0 if count else 0.0
     groups = config.data.train_batch_size
-    drawn = math.ceil(count / config.env.rollout.n)
+    groups_drawn = math.ceil(count / config.env.rollout.n)
     # those that a step writes are the first ones in the order by which groups are drawn
-    return min(1.0, (drawn + 3 * math.sqrt(drawn)) / groups)
+    return min(1.0, (groups_drawn + 3 * math.sqrt(groups_drawn)) / groups)
 
 
 def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:

@@ -155,6 +155,44 @@ def test_calls_have_order_and_times_and_the_run_its_facts(train: Run, tmp_path: 
                 assert 0 <= call["began"] <= call["ended"]
 
 
+def test_trackers_get_a_table_of_every_validation_and_an_error_of_one_ends_no_run(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from verl.utils.tracking.tensorboard import TensorboardBackend
+
+    train({"trainer.logger": "[jsonl,tensorboard]", "trainer.test_freq": 1})
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    keys = [f"val/episodes/{step:06d}/text_summary" for step in (0, 1, 2)]
+    assert events.Tags()["tensors"] == keys
+    (event,) = events.Tensors(keys[2])
+    assert event.tensor_proto.string_val[0].count(b"Verifier Agent: ") == 2
+
+    def broken(*_: Any) -> None:
+        raise ValueError("no such tracker")
+
+    monkeypatch.setattr(TensorboardBackend, "log_table", broken)
+    train({"trainer.logger": "[jsonl,tensorboard]", "trainer.resume_mode": "disable"})
+    told = [r.message for r in caplog.records if "a table of episodes was not sent" in r.message]
+    assert told == ["a table of episodes was not sent: ValueError: no such tracker"]
+
+
+def test_an_error_of_the_credit_record_ends_no_run(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("advantages")
+
+    monkeypatch.setattr("verl.trainer.ppo.step_records.write_credit", broken)
+    train({"trainer.val_before_train": False})
+    assert [r.message for r in caplog.records if "credit/" in r.message] == [
+        "credit/ is incomplete: KeyError: 'advantages'"
+    ]
+    assert state(tmp_path / "run")["state"] == "done"
+
+
 def test_a_run_that_fails_and_goes_on_says_both(train: Run, tmp_path: Path) -> None:
     from verl.trainer.ppo.credit.step_credit import CreditAssigner
 

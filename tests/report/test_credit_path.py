@@ -271,8 +271,8 @@ def make_case(
 
     sizes = [rng.randint(1, 8) for _ in range(rng.randint(1, 5))]
     uids = [f"t{i % 3}s{i}" for i in range(len(sizes))]
-    played = play(uids, sizes, greedy_calls)
-    records, metrics = assign_rewards(played, config.reward, penalty, tree or "step")
+    episodes = play(uids, sizes, greedy_calls)
+    records, metrics = assign_rewards(episodes, config.reward, penalty, tree or "step")
     batch = build_batch(
         records,
         greedy_baselines=greedy_calls,
@@ -306,15 +306,15 @@ def make_case(
     metrics["critic/advantages/mean"] = batch.batch["advantages"][mask].mean().item()
     step = version + 1
     save_config(config, folder / "config.yaml")
-    agents = {(s.agent_id, s.identity.policy_id, s.identity.wg_id) for r in played for s in r.samples}
+    agents = {(s.agent_id, s.identity.policy_id, s.identity.wg_id) for r in episodes for s in r.samples}
     names = ("agent", "policy", "group")
     state_of_run = {"format": 1, "attempt": {"started": 0.0, "from_step": 0}, "state": "done", "step": step,
                     "agents": [dict(zip(names, agent, strict=True), trained=True) for agent in agents]}  # fmt: skip
     (folder / "run.json").write_text(json.dumps(state_of_run))
     (folder / "metrics.jsonl").write_text(json.dumps({"step": step, **metrics}) + "\n")
     (folder / "trajectories").mkdir()
-    kept = [r for r in records if rng.random() >= lost] or records[:1] if lost else records
-    lines = [json.dumps(record.to_json()) for record in kept]
+    written = [r for r in records if rng.random() >= lost] or records[:1] if lost else records
+    lines = [json.dumps(record.to_json()) for record in written]
     (folder / "trajectories" / f"train_{step:06d}.jsonl").write_text("\n".join(lines) + "\n")
     if credit:
         write_credit(folder, step, StepSamples(batch, records, {}, 0), batch, config.algorithm)
@@ -350,10 +350,10 @@ def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = (
         rows = rows_of(case, result)
         assert {r["why"] for r in rows} <= {*why}, where
         expected = case.advantages
-        found = np.array([r["advantage"] for r in rows], dtype=np.float64)
-        kept = (case.tokens > 0) & np.array([not r["why"] for r in rows])
-        worst = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
-        assert (worst <= tolerance)[kept].all(), (worst[kept].max(), where)
+        computed = np.array([r["advantage"] for r in rows], dtype=np.float64)
+        with_advantage = (case.tokens > 0) & np.array([not r["why"] for r in rows])
+        worst = np.abs(computed - expected) / np.maximum(1.0, np.abs(expected))
+        assert (worst <= tolerance)[with_advantage].all(), (worst[with_advantage].max(), where)
         assert not any(r["marked"] for r in rows), where
         groups = zip(
             (r["group"] for r in rows), group_numbers(case.batch, case.config.algorithm), strict=True

@@ -233,10 +233,10 @@ def commit(root: Path) -> str | None:
     """
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=GIT_S, check=True
         )
-        return done.stdout.strip()
+        return result.stdout.strip()
 
     try:
         # a package may be installed below a checkout of something else
