@@ -46,6 +46,14 @@ report.value = function (table, name, i) {
   return (Array.isArray(column) ? column[i] : column.all) ?? null;
 };
 
+/** A function that returns the value of a row in one column, for loops over many rows. */
+report.column = function (table, name) {
+  const column = table?.[name];
+  if (Array.isArray(column)) return (i) => column[i] ?? null;
+  const value = column?.all ?? null;
+  return () => value;
+};
+
 /** Number of rows of a table of columns. */
 report.count = (table) => table?.length ?? Object.values(table ?? {}).find(Array.isArray)?.length ?? 0;
 
@@ -71,27 +79,22 @@ report.extend = function (table, rows, from) {
 
 /** Every call of the training episodes of one step, with what identifies its episode. */
 report.stepRows = function (run, step) {
+  const ofEpisode = ["uid", "traj_uid", "task_id", "data_source", "index", "failure", "left_out", "step"];
+  const ofCall = Object.keys(run.calls).filter((name) => name !== "length");
+  const episodeColumns = ofEpisode.map((name) => [name, report.column(run.episodes, name)]);
+  const callColumns = ofCall.map((name) => [name, report.column(run.calls, name)]);
+  const [stepOf, splitOf, firstOf, countOf] = ["step", "split", "first_call", "calls"].map((name) =>
+    report.column(run.episodes, name),
+  );
   const rows = [];
-  const episodeColumns = [
-    "uid",
-    "traj_uid",
-    "task_id",
-    "data_source",
-    "index",
-    "failure",
-    "left_out",
-    "step",
-  ];
-  const names = run.agents.map((agent) => agent.agent);
   for (let i = 0; i < report.count(run.episodes); i++) {
-    if (report.value(run.episodes, "step", i) !== step) continue;
-    if (report.value(run.episodes, "split", i) !== "train") continue;
-    const first = report.value(run.episodes, "first_call", i);
-    const end = first + report.value(run.episodes, "calls", i);
-    const episode = Object.fromEntries(episodeColumns.map((c) => [c, report.value(run.episodes, c, i)]));
-    for (let call = first; call < end; call++) {
-      const row = report.row(run.calls, call);
-      rows.push({ ...row, ...episode, agent: names[row.agent] ?? String(row.agent), episode: i, row: call });
+    if (stepOf(i) !== step || splitOf(i) !== "train") continue;
+    for (let call = firstOf(i); call < firstOf(i) + countOf(i); call++) {
+      const row = { episode: i, row: call };
+      for (const [name, value] of callColumns) row[name] = value(call);
+      for (const [name, value] of episodeColumns) row[name] = value(i);
+      row.agent = run.agents[row.agent]?.agent ?? String(row.agent);
+      rows.push(row);
     }
   }
   return rows;

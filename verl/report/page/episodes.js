@@ -19,35 +19,42 @@ report.ORDERS = [
 /** Uids of groups whose episodes all have one team reward. */
 report.flatGroups = function (run) {
   if (run.flat) return run.flat;
-  const rewards = new Map();
+  const groups = new Map();
+  const uid = report.column(run.episodes, "uid");
+  const reward = report.column(run.episodes, "team_reward");
   for (let i = 0; i < report.count(run.episodes); i++) {
-    const uid = report.value(run.episodes, "uid", i);
-    const reward = report.value(run.episodes, "team_reward", i);
-    const seen = rewards.get(uid);
-    if (!seen) rewards.set(uid, { reward, count: 1, flat: true });
+    const group = groups.get(uid(i));
+    if (!group) groups.set(uid(i), { reward: reward(i), count: 1, flat: true });
     else {
-      seen.count += 1;
-      if (reward !== seen.reward) seen.flat = false;
+      group.count += 1;
+      if (reward(i) !== group.reward) group.flat = false;
     }
   }
-  run.flat = new Set([...rewards].filter(([, seen]) => seen.flat && seen.count > 1).map(([uid]) => uid));
+  run.flat = new Set([...groups].filter(([, group]) => group.flat && group.count > 1).map(([name]) => name));
   return run.flat;
+};
+
+/** What a text is searched in, by episode: task, answer, failure and actions in lower case. */
+report.haystacks = function (run) {
+  if (run.haystacks) return run.haystacks;
+  const [task, answer, failure] = ["task_id", "answer", "failure"].map((name) => report.column(run.episodes, name));
+  const first = report.column(run.episodes, "first_call");
+  const count = report.column(run.episodes, "calls");
+  const action = report.column(run.calls, "action");
+  run.haystacks = Array.from({ length: report.count(run.episodes) }, (_, i) => {
+    let text = `${task(i)}\n${answer(i) ?? ""}\n${failure(i) ?? ""}`;
+    for (let call = first(i); call < first(i) + count(i); call++) text += `\n${action(call) ?? ""}`;
+    return text.toLowerCase();
+  });
+  return run.haystacks;
 };
 
 /** Numbers of the episodes that the filters of the state let through, in the order it asks for. */
 report.filterEpisodes = function (run, state) {
-  const { episodes, calls } = run;
-  const at = (name) => (i) => report.value(episodes, name, i);
-  const [step, split, success, failure, leftOut, uid, task, answer] = [
-    "step",
-    "split",
-    "success",
-    "failure",
-    "left_out",
-    "uid",
-    "task_id",
-    "answer",
-  ].map(at);
+  const names = ["step", "split", "success", "failure", "left_out", "uid", "team_reward", "calls"];
+  const [step, split, success, failure, leftOut, uid, reward, length] = names.map((name) =>
+    report.column(run.episodes, name),
+  );
   const tests = [];
   if (state.split) tests.push((i) => split(i) === state.split);
   if (state.step) tests.push((i) => step(i) === Number(state.step));
@@ -63,21 +70,11 @@ report.filterEpisodes = function (run, state) {
   }
   if (state.text) {
     const wanted = state.text.toLowerCase();
-    const first = at("first_call");
-    const count = at("calls");
-    const has = (value) => typeof value === "string" && value.toLowerCase().includes(wanted);
-    tests.push((i) => {
-      if (has(task(i)) || has(answer(i)) || has(failure(i))) return true;
-      for (let call = first(i); call < first(i) + count(i); call++) {
-        if (has(report.value(calls, "action", call))) return true;
-      }
-      return false;
-    });
+    const haystacks = report.haystacks(run);
+    tests.push((i) => haystacks[i].includes(wanted));
   }
   const numbers = [];
-  for (let i = 0; i < report.count(episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
-  const reward = at("team_reward");
-  const length = at("calls");
+  for (let i = 0; i < report.count(run.episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
   if (state.sort === "low") numbers.sort((a, b) => (reward(a) ?? 0) - (reward(b) ?? 0));
   if (state.sort === "high") numbers.sort((a, b) => (reward(b) ?? 0) - (reward(a) ?? 0));
   if (state.sort === "long") numbers.sort((a, b) => length(b) - length(a));
@@ -217,14 +214,11 @@ report.closeEpisode = function () {
 
 /** Numbers of the episodes of the same group, in order of their index. */
 report.groupOf = function (run, i) {
-  const uid = report.value(run.episodes, "uid", i);
+  const uid = report.column(run.episodes, "uid");
+  const split = report.column(run.episodes, "split");
   const numbers = [];
   for (let j = 0; j < report.count(run.episodes); j++) {
-    if (
-      report.value(run.episodes, "uid", j) === uid &&
-      report.value(run.episodes, "split", j) === report.value(run.episodes, "split", i)
-    )
-      numbers.push(j);
+    if (uid(j) === uid(i) && split(j) === split(i)) numbers.push(j);
   }
   return numbers;
 };
