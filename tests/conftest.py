@@ -50,6 +50,8 @@ INTEGRATION = (
     "tests/examples/",
     "tests/patches/",
     "tests/recipe/",
+    "tests/report/test_page_browser.py",
+    "tests/report/test_page_live.py",
     "tests/single_controller/test_worker_group.py",
     "tests/trainer/plan/test_registry.py",
     "tests/trainer/plan/test_check_keys.py",

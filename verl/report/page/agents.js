@@ -87,18 +87,21 @@ report.silentGroups = function (run) {
 report.callShare = function (run, agent, column, steps = 5) {
   if (!run.calls?.[column]) return null;
   const recent = new Set(run.steps.slice(-steps));
+  const [step, split, first, length] = ["step", "split", "first_call", "calls"].map((name) =>
+    report.column(run.episodes, name),
+  );
+  const [agentOf, turn, value] = ["agent", "turn", column].map((name) => report.column(run.calls, name));
   let count = 0;
   let total = 0;
   for (let i = 0; i < report.count(run.episodes); i++) {
-    if (!recent.has(report.value(run.episodes, "step", i))) continue;
-    if (report.value(run.episodes, "split", i) !== "train") continue;
-    const first = report.value(run.episodes, "first_call", i);
-    for (let call = first; call < first + report.value(run.episodes, "calls", i); call++) {
-      if (!agent.numbers.includes(report.value(run.calls, "agent", call))) continue;
-      const value = report.value(run.calls, column, call);
-      if (value === null) continue;
+    if (!recent.has(step(i)) || split(i) !== "train") continue;
+    const end = first(i) + length(i);
+    for (let call = first(i); call < end; call++) {
+      if (!agent.numbers.includes(agentOf(call)) || value(call) === null) continue;
+      // The last call of a turn speaks to the world, not to an agent.
+      if (column === "heard" && (call + 1 === end || turn(call + 1) !== turn(call)) && !value(call)) continue;
       total += 1;
-      count += value ? 1 : 0;
+      count += value(call) ? 1 : 0;
     }
   }
   return total ? count / total : null;

@@ -411,11 +411,21 @@ report.lanes = function ({
   return report.figure({ title, note, legend, draw, height, after });
 };
 
+/** Steps and rows of values with at most `most` columns: neighbouring steps are averaged, empty ones left out. */
+report.condensed = function (steps, rows, most = 240) {
+  const filled = steps.map((_, i) => i).filter((i) => rows.some((row) => report.isNumber(row.values[i])));
+  const size = Math.max(1, Math.ceil(filled.length / most));
+  const bins = [];
+  for (let i = 0; i < filled.length; i += size) bins.push(filled.slice(i, i + size));
+  return {
+    x: bins.map((bin) => steps[bin[0]]),
+    rows: rows.map((row) => ({ ...row, values: bins.map((bin) => report.mean(bin.map((i) => row.values[i]))) })),
+  };
+};
+
 /** One row of cells a series, darker for higher values between `bounds`. */
 report.heat = function ({ title, note, x: steps, rows: all, bounds = [0, 1], format = report.percent }) {
-  const filled = steps.map((_, i) => i).filter((i) => all.some((row) => report.isNumber(row.values[i])));
-  const x = filled.map((i) => steps[i]);
-  const rows = all.map((row) => ({ ...row, values: filled.map((i) => row.values[i]) }));
+  const { x, rows } = report.condensed(steps, all);
   const height = 24 + 24 * rows.length;
   const draw = (width) => {
     const left = Math.min(0.34 * width, 14 + 7 * Math.max(4, ...rows.map((row) => row.name.length)));

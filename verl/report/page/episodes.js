@@ -365,13 +365,17 @@ report.fillEpisode = async function (run, i, row, body, state) {
       ),
     );
   }
-  calls.forEach((call, j) => report.addTexts(call, texts?.calls?.[j], strings));
+  calls.forEach((call, j) => {
+    report.addTexts(call, texts?.calls?.[j], strings);
+    // The last call of a turn speaks to the world, not to an agent.
+    call.acts = calls[j + 1]?.turn !== call.turn;
+  });
   if (row.split === "train") report.addCredit(run, row.step, calls);
   parts.push(
     report.drawEpisodeLanes(run, calls),
     texts?.states?.length
       ? report.drawWorld(texts.states)
-      : report.drawWorld(report.anchors(calls), "State that the calls acted on"),
+      : report.drawWorld(report.anchors(calls), "State that the calls acted on", false),
     report.drawConversations(calls),
     report.drawDialogue(run, calls, texts),
   );
@@ -446,13 +450,27 @@ report.drawEpisodeLanes = function (run, calls) {
   });
 };
 
-/** A state as text or as a grid of cells. */
+/** Class of each symbol of a grid: the commonest is the floor, the next one a wall, the others have colours. */
+report.symbolClasses = function (lines, legend) {
+  const counts = new Map();
+  for (const cell of lines.flat()) counts.set(cell, (counts.get(cell) ?? 0) + 1);
+  const symbols = [...counts].sort((a, b) => b[1] - a[1]).map(([symbol]) => symbol);
+  const quiet = symbols.length > 2 ? symbols.slice(0, 2) : [];
+  const others = Object.keys(legend).filter((symbol) => !quiet.includes(symbol));
+  const classes = new Map(others.map((symbol, n) => [symbol, `c${n % 6}`]));
+  quiet.forEach((symbol, n) => classes.set(symbol, ["floor", "wall"][n]));
+  return classes;
+};
+
+/** A state as text or as a grid of cells; a row of the grid is a list, or a string of single characters. */
 report.drawState = function (state) {
   if (typeof state === "string") return report.appendText(report.el("pre", { class: "state" }), state);
-  const symbols = Object.keys(state?.legend ?? {});
-  const colour = (cell) => symbols.indexOf(String(cell));
-  const legend = symbols.map((symbol) =>
-    report.el("li", {}, report.el("code", {}, symbol), ` ${state.legend[symbol]}`),
+  const meanings = state?.legend ?? {};
+  const lines = (state?.cells ?? []).map((line) => Array.from(line, (cell) => String(cell ?? "")));
+  const classes = report.symbolClasses(lines, meanings);
+  const cellOf = (cell) => report.el("td", { class: classes.get(cell), title: meanings[cell] }, cell);
+  const legend = Object.entries(meanings).map(([symbol, meaning]) =>
+    report.el("li", {}, report.el("code", { class: classes.get(symbol) }, symbol), ` ${meaning}`),
   );
   return [
     report.el(
@@ -462,19 +480,7 @@ report.drawState = function (state) {
       report.el(
         "tbody",
         {},
-        (state?.cells ?? []).map((line) =>
-          report.el(
-            "tr",
-            {},
-            [...line].map((cell) =>
-              report.el(
-                "td",
-                { class: colour(cell) >= 0 ? `c${colour(cell) % 8}` : null, title: state.legend?.[cell] },
-                String(cell ?? ""),
-              ),
-            ),
-          ),
-        ),
+        lines.map((line) => report.el("tr", {}, line.map(cellOf))),
       ),
     ),
     legend.length ? report.el("ul", { class: "legend" }, legend) : null,
@@ -482,7 +488,7 @@ report.drawState = function (state) {
 };
 
 /** Replay of the states of the world, by buttons or a slider. */
-report.drawWorld = function (states, title = "The world") {
+report.drawWorld = function (states, title = "The world", byTurn = true) {
   if (!states?.length) return null;
   const view = report.el("div", { class: "world", "aria-live": "polite" });
   const label = report.el("output", { for: "world" });
@@ -498,7 +504,8 @@ report.drawWorld = function (states, title = "The world") {
   const show = (n) => {
     const i = Math.min(states.length - 1, Math.max(0, n));
     slider.value = String(i);
-    label.textContent = `state ${i + 1} of ${states.length}`;
+    const when = i ? `after turn ${i}` : "before turn 1";
+    label.textContent = byTurn ? `${when} of ${states.length - 1}` : `state ${i + 1} of ${states.length}`;
     view.replaceChildren(...[report.drawState(states[i])].flat().filter(Boolean));
   };
   slider.addEventListener("input", () => show(Number(slider.value)));
