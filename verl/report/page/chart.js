@@ -419,7 +419,10 @@ report.condensed = function (steps, rows, most = 240) {
   for (let i = 0; i < filled.length; i += size) bins.push(filled.slice(i, i + size));
   return {
     x: bins.map((bin) => steps[bin[0]]),
-    rows: rows.map((row) => ({ ...row, values: bins.map((bin) => report.mean(bin.map((i) => row.values[i]))) })),
+    rows: rows.map((row) => ({
+      ...row,
+      values: bins.map((bin) => report.mean(bin.map((i) => row.values[i]))),
+    })),
   };
 };
 

@@ -198,6 +198,9 @@ report.fixed = (x, digits = 2) =>
         .replace(/^-/, "")
     : "\u2013";
 
+/** A count with its noun: 1 call, 2 calls. */
+report.many = (count, noun) => `${report.integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 report.signed = (x) => (report.isNumber(x) && x > 0 ? "+" : "") + report.number(x);
 
 /** Seconds as 12 s, 3.4 min, 1.2 h. */

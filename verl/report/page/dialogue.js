@@ -91,7 +91,7 @@ report.drawPrompt = function (call, earlier) {
   const count = (kind) =>
     parts.filter((part) => part.kind === kind).reduce((sum, part) => sum + part.lines.length, 0);
   return report.folded(
-    `Prompt, ${tokens}: ${count("added")} lines new, ${count("removed")} gone since ` +
+    `Prompt, ${tokens}: ${report.many(count("added"), "line")} new, ${count("removed")} gone since ` +
       `call ${earlier.call} of turn ${earlier.turn}`,
     () => [report.drawDifference(parts), report.folded("the whole prompt", whole)],
     { class: "prompt" },
@@ -252,7 +252,7 @@ report.drawRounds = function (call, inner) {
     : "";
   if (!rounds.length && !inner.length)
     return used ? report.el("p", { class: "quiet small" }, `Tools: ${used}`) : null;
-  const title = `${rounds.length || inner.length} earlier generations of this call${used ? ` (tools: ${used})` : ""}`;
+  const title = `${report.many(rounds.length || inner.length, "earlier generation")} of this call${used ? ` (tools: ${used})` : ""}`;
   return report.folded(title, () => [
     ...rounds.map((round, i) =>
       report.el(

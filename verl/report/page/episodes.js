@@ -37,7 +37,9 @@ report.flatGroups = function (run) {
 /** What a text is searched in, by episode: task, answer, failure and actions in lower case. */
 report.haystacks = function (run) {
   if (run.haystacks) return run.haystacks;
-  const [task, answer, failure] = ["task_id", "answer", "failure"].map((name) => report.column(run.episodes, name));
+  const [task, answer, failure] = ["task_id", "answer", "failure"].map((name) =>
+    report.column(run.episodes, name),
+  );
   const first = report.column(run.episodes, "first_call");
   const count = report.column(run.episodes, "calls");
   const action = report.column(run.calls, "action");
@@ -88,6 +90,13 @@ report.mark = function (run, i) {
   return success > 0 ? ["\u2713", "success", "good"] : ["\u2717", "no success", "wrong"];
 };
 
+/** Task of an episode without the folder of its data set, which is the same in most rows. */
+report.shortTask = function (run, i) {
+  const task = String(report.value(run.episodes, "task_id", i));
+  const folder = String(report.value(run.episodes, "data_source", i) ?? "").replace(/[^/]*$/, "");
+  return task.startsWith(folder) ? task.slice(folder.length) : task;
+};
+
 report.episodeRow = function (run, i) {
   const [sign, word, kind] = report.mark(run, i);
   const leftOut = report.value(run.episodes, "left_out", i);
@@ -101,8 +110,7 @@ report.episodeRow = function (run, i) {
     report.el(
       "span",
       { class: "name", title: report.value(run.episodes, "task_id", i) },
-      // The folder of a data set's name is the same in all rows.
-      String(report.value(run.episodes, "task_id", i)).replace(/^.*\//, ""),
+      report.shortTask(run, i),
       report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
     ),
     report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
@@ -319,7 +327,7 @@ report.drawEpisode = function (run, i, state) {
       report.el(
         "span",
         { class: "chip quiet" },
-        `${row.turns} turn${row.turns === 1 ? "" : "s"}, ${row.calls} calls`,
+        `${report.many(row.turns, "turn")}, ${report.many(row.calls, "call")}`,
       ),
       row.left_out ? report.el("span", { class: "chip bad" }, `not trained: ${row.left_out}`) : null,
     ),
@@ -450,15 +458,14 @@ report.drawEpisodeLanes = function (run, calls) {
   });
 };
 
-/** Class of each symbol of a grid: the commonest is the floor, the next one a wall, the others have colours. */
-report.symbolClasses = function (lines, legend) {
-  const counts = new Map();
-  for (const cell of lines.flat()) counts.set(cell, (counts.get(cell) ?? 0) + 1);
-  const symbols = [...counts].sort((a, b) => b[1] - a[1]).map(([symbol]) => symbol);
-  const quiet = symbols.length > 2 ? symbols.slice(0, 2) : [];
-  const others = Object.keys(legend).filter((symbol) => !quiet.includes(symbol));
-  const classes = new Map(others.map((symbol, n) => [symbol, `c${n % 6}`]));
-  quiet.forEach((symbol, n) => classes.set(symbol, ["floor", "wall"][n]));
+/** Class of each symbol of a grid by its meaning: a wall, the floor, or one of the colours. */
+report.symbolClasses = function (legend) {
+  const classes = new Map();
+  for (const [symbol, meaning] of Object.entries(legend)) {
+    if (/\bwall/i.test(meaning)) classes.set(symbol, "wall");
+    else if (/\b(free|empty|floor|blank)/i.test(meaning)) classes.set(symbol, "floor");
+    else classes.set(symbol, `c${classes.size % 6}`);
+  }
   return classes;
 };
 
@@ -467,7 +474,7 @@ report.drawState = function (state) {
   if (typeof state === "string") return report.appendText(report.el("pre", { class: "state" }), state);
   const meanings = state?.legend ?? {};
   const lines = (state?.cells ?? []).map((line) => Array.from(line, (cell) => String(cell ?? "")));
-  const classes = report.symbolClasses(lines, meanings);
+  const classes = report.symbolClasses(meanings);
   const cellOf = (cell) => report.el("td", { class: classes.get(cell), title: meanings[cell] }, cell);
   const legend = Object.entries(meanings).map(([symbol, meaning]) =>
     report.el("li", {}, report.el("code", { class: classes.get(symbol) }, symbol), ` ${meaning}`),

@@ -234,14 +234,9 @@ report.drawOverview = function (run, state) {
     { class: "facts" },
     report.fact("Before", ...report.rateParts(before, measure)),
     report.fact("After", ...report.rateParts(last, measure)),
-    report.fact(
-      "Change",
-      change === null
-        ? "\u2013"
-        : measure === "team_reward"
-          ? report.signed(last.rate - before.rate)
-          : `${change} points`,
-    ),
+    measure === "team_reward"
+      ? report.fact("Change", change === null ? "\u2013" : report.signed(last.rate - before.rate))
+      : report.fact("Change", change ?? "\u2013", change ? "percentage points" : null),
     report.fact("Step", `${step}${run.state?.total_steps ? ` of ${run.state.total_steps}` : ""}`, word, kind),
     report.fact(
       "Episodes",
@@ -288,7 +283,7 @@ report.drawAbout = function (run) {
   const items = [];
   if (run.left_out_texts)
     items.push(
-      `The texts of ${report.integer(run.left_out_texts)} episodes are not in this file` +
+      `The texts of ${report.many(run.left_out_texts, "episode")} are not in this file` +
         `${report.index.max_mb ? ` (limit ${report.index.max_mb} MB)` : ""}; each episode names the file and line that has them.`,
     );
   for (const entry of run.damaged ?? [])
