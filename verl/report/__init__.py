@@ -1,0 +1,1 @@
+"""What a run folder says: the report, its pages, and alarms."""
