@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, TrainerConfig
@@ -35,6 +36,9 @@ from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
 from verl.utils.tracking import Tracking
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.alarm_lines import AlarmLines
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +75,22 @@ class RunReport:
         self.run_dir = run_dir
         self._gap_watch = GapWatch(team)
         self._first_step = True
+        self._alarms: AlarmLines | None = None
+
+    @property
+    def alarms(self) -> AlarmLines:
+        """Alarms of this run."""
+        if self._alarms is None:
+            from verl.trainer.ppo.alarm_lines import AlarmLines  # with the first episodes, not before
+
+            self._alarms = AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
+        return self._alarms
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log metrics of a step, of the last completed one by default."""
-        self.tracking.log(metrics, self.progress.global_step if step is None else step)
+        """Log metrics of a step, of the last completed one by default, and its alarms."""
+        number = self.progress.global_step if step is None else step
+        self.tracking.log(metrics, number)
+        self.alarms.judge(number, metrics)
 
     def write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the
@@ -108,7 +124,7 @@ class RunReport:
             return
         path = self.run_dir / "trajectories" / f"{name}.jsonl"
         with writing(path):
-            write_rows((episode.to_json() for episode in episodes), path)
+            write_rows(self.alarms.note((episode.to_json() for episode in episodes), name), path)
 
     def of_step(
         self,
@@ -140,6 +156,7 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
+        self.alarms.take(batch)
         if self._first_step and (warning := nothing_to_learn(metrics)):
             logger.warning("step %d: %s", self.progress.global_step, warning)
         self._first_step = False
