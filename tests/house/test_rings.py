@@ -38,6 +38,7 @@ OPTIONAL = {
     "agent_system.rollout.tree_call": "rollout.sampling=tree",
     "verl.compat": "verl's names",
     "verl.models.adapter_folder": "actor_rollout_ref.model.lora_rank or lora_adapter_path",
+    "verl.report": "verl-mas report, verl-mas watch",
     "verl.trainer.sft": "verl-mas sft",
     "verl.trainer.plan.presets": "algorithm.preset",
     "verl.trainer.ppo.asynchronous.check_keys": "a key of async_training",

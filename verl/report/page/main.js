@@ -1,0 +1,3 @@
+report.load().then((index) => {
+  document.getElementById("page").textContent = index.runs.map((run) => run.name).join(", ");
+});
