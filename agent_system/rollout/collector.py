@@ -185,7 +185,7 @@ class Collector:
         self.env = env
         self.settings = settings
         self._workers = workers
-        self._players = 0
+        self._players = set[EpisodePlayer]()
         self._sandbox_failures: Sequence[float] = ()
         self._tied_candidates = TiedCandidateMonitor(env.cls)
         if settings.repeat_calls:
@@ -213,6 +213,11 @@ class Collector:
             settings.tree_returns,
             settings.experiment_name,
         )
+
+    @property
+    def in_progress(self) -> int:
+        """Number of episodes that are played now; may be read by any thread."""
+        return sum(player.playing for player in tuple(self._players))
 
     @classmethod
     def from_names(
@@ -340,7 +345,6 @@ class Collector:
         Args:
             window: number of episodes to which `max_failure_rate` applies.
         """
-        self._players += 1
         settings = self.settings
         slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
@@ -361,11 +365,13 @@ class Collector:
                     episode.before_step = calls.end_turn
                 return episode
 
+            limits = settings.episode_timeout_s, settings.reward.timeout_s
+            player = EpisodePlayer(start, self._score, slots, *limits, settings.max_failure_rate, window)
+            self._players.add(player)
             try:
-                limits = settings.episode_timeout_s, settings.reward.timeout_s
-                yield EpisodePlayer(start, self._score, slots, *limits, settings.max_failure_rate, window)
+                yield player
             finally:
-                self._players -= 1
+                self._players.remove(player)
                 if not self._players:
                     await self._close()
 

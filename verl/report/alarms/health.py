@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from verl.report.alarms.base import Reading, Rule
 from verl.report.alarms.history import MEAN_STEPS, History
+from verl.report.columns import LENGTH, values
 
 HEARTBEAT_S = 60.0
 STALL_S = 600.0
@@ -76,8 +77,7 @@ def stalled(run: Mapping[str, Any]) -> Reading | None:
 def _no_new_step(run: Mapping[str, Any], now: float, remedies: tuple[str, ...]) -> Reading | None:
     state = run["state"]
     ends: dict[int, float] = {}
-    spans = run.get("spans") or {}
-    for step, end in zip(spans.get("step") or (), spans.get("end") or (), strict=False):
+    for step, end in zip(*_span_columns(run, "step", "end"), strict=False):
         if isinstance(end, (int, float)):
             ends[step] = max(ends.get(step, 0.0), end)
     began = (state.get("attempt") or {}).get("started", 0.0)
@@ -102,13 +102,16 @@ def _no_new_step(run: Mapping[str, Any], now: float, remedies: tuple[str, ...]) 
 
 def _usual_durations(run: Mapping[str, Any]) -> dict[tuple[Any, Any], float]:
     """Return the median duration of each call of a worker group that ended at least 3 times."""
-    spans = run.get("spans") or {}
-    columns = [spans.get(name) or () for name in ("lane", "call", "start", "end")]
     durations = defaultdict(list)
-    for lane, call, start, end in zip(*columns, strict=False):
+    for lane, call, start, end in zip(*_span_columns(run, "lane", "call", "start", "end"), strict=False):
         if isinstance(start, (int, float)) and isinstance(end, (int, float)):
             durations[lane, call].append(end - start)
     return {key: median(values) for key, values in durations.items() if len(values) >= FEWEST_DURATIONS}
+
+
+def _span_columns(run: Mapping[str, Any], *names: str) -> list[Sequence[Any]]:
+    table = run.get("spans") or {}
+    return [values(table, name) if LENGTH in table else table.get(name) or () for name in names]
 
 
 def _seconds(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from verl.protocol import DataProto
@@ -29,11 +30,15 @@ class AlarmLines:
     """
 
     def __init__(self, config: RunConfig, plan: RunPlan, total_steps: int) -> None:
-        agents = [
-            {"agent": agent.agent_id, "policy": agent.policy_id, "trained": agent.trained}
-            for agent in plan.agents
-        ]
-        self._watch: AlarmWatch | None = AlarmWatch(dict(dotted(config)), agents, total_steps)
+        self._watch: AlarmWatch | None = None
+        try:
+            agents = [
+                {"agent": agent.agent_id, "policy": agent.policy_id, "trained": not agent.frozen}
+                for agent in plan.agents
+            ]
+            self._watch = AlarmWatch(dict(dotted(config)), agents, total_steps)
+        except Exception as error:
+            self._give_up(error)
         self._credit: dict[str, list[Any]] | None = None
         self._last_step = 0
         self._number = 0
@@ -47,9 +52,12 @@ class AlarmLines:
         """
         split, step = name.split("_")[:2]
         for row in rows:
-            self._try(lambda watch, row=row: watch.facts.add(int(step), split, self._number, row))
+            self._try(partial(self._add, int(step), split, row))
             self._number += 1
             yield row
+
+    def _add(self, step: int, split: str, row: dict[str, Any], watch: AlarmWatch) -> None:
+        watch.facts.add(step, split, self._number, row)
 
     def take(self, batch: DataProto) -> None:
         """Read the advantages of the rows of a step."""
@@ -78,9 +86,14 @@ class AlarmLines:
             return
         try:
             work(self._watch)
-        except Exception:
-            self._watch = None
-            logger.exception("alarms are off for the rest of the run, because of an error in a rule")
+        except Exception as error:  # of a rule: a run does not end by what watches it
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._watch = None
+        logger.warning(
+            "there are no alarms for the rest of the run, because of an error in a rule", exc_info=error
+        )
 
 
 def dotted(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

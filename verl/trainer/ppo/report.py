@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +33,13 @@ from verl.trainer.ppo.timeline import (
 )
 from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
-from verl.utils.disk import writing
+from verl.utils.disk import DiskError, writing
+from verl.utils.names import draw_place
 from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.alarm_lines import AlarmLines
+    from verl.trainer.run_state import RunState  # of training alone
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class RunReport:
         progress: of the run.
         tracking: destination of metrics.
         run_dir: output folder of the run.
+
+    Attributes:
+        state: what writes `run.json`; None: nothing does.
     """
 
     def __init__(
@@ -73,9 +77,11 @@ class RunReport:
         self.progress = progress
         self.tracking = tracking
         self.run_dir = run_dir
+        self.state: RunState | None = None
         self._gap_watch = GapWatch(team)
         self._first_step = True
         self._alarms: AlarmLines | None = None
+        self._warned: set[str] = set()
 
     @property
     def alarms(self) -> AlarmLines:
@@ -90,6 +96,8 @@ class RunReport:
         """Log metrics of a step, of the last completed one by default, and its alarms."""
         number = self.progress.global_step if step is None else step
         self.tracking.log(metrics, number)
+        if self.state is not None:
+            self.state.changed()
         self.alarms.judge(number, metrics)
 
     def write_timeline(self) -> list[Span]:
@@ -126,6 +134,45 @@ class RunReport:
         with writing(path):
             write_rows(self.alarms.note((episode.to_json() for episode in episodes), name), path)
 
+    def log_episode_table(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
+        """Send drawn episodes of a validation to the trackers that show tables; an error of these is
+        logged once.
+
+        Raises:
+            DiskError: a tracker's file cannot be written.
+        """
+        if not self.tracking.takes_tables:
+            return
+        from verl.trainer.ppo.episode_table import COLUMNS, EPISODES, table_rows  # of these trackers alone
+
+        try:
+            rows = table_rows(drawn_groups(episodes, EPISODES))
+            self.tracking.log_table("val/episodes", COLUMNS, rows, step)
+        except DiskError:
+            raise
+        except Exception as error:  # whatever a tracker raises
+            self._warn_once("a table of episodes was not sent", error)
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        if what not in self._warned:
+            logger.warning("%s: %s: %s", what, type(error).__name__, error)
+        self._warned.add(what)
+
+    def _write_credit(self, samples: StepSamples, batch: DataProto) -> None:
+        """Write `credit/step_<number>.json` of the last completed step; an error of the recorder is
+        logged once.
+        """
+        from verl.trainer.ppo.credit import record  # of training alone
+
+        step = self.progress.global_step
+        try:
+            with writing(record.credit_path(self.run_dir, step)):
+                record.write_credit(self.run_dir, step, samples, batch, self.algorithm)
+        except DiskError:
+            raise
+        except Exception as error:  # such as of an estimator of the user's own
+            self._warn_once("credit/ is incomplete", error)
+
     def of_step(
         self,
         samples: StepSamples,
@@ -133,7 +180,8 @@ class RunReport:
         trained: Mapping[str, float],
         seconds: dict[str, float],
     ) -> dict[str, float]:
-        """Return the metrics of the step that has just been completed, and write its timeline.
+        """Return the metrics of the step that has just been completed, and write its timeline and
+        credit.
 
         Args:
             samples: what was collected for it.
@@ -142,9 +190,10 @@ class RunReport:
             seconds: duration of each phase, and of the whole `step`.
 
         Raises:
-            DiskError: the timeline cannot be written.
+            DiskError: the timeline or the credit of the step cannot be written.
         """
         spans = self.write_timeline()
+        self._write_credit(samples, batch)
         metrics = step_metrics(
             batch,
             samples,
@@ -201,7 +250,7 @@ def drawn_groups(episodes: Sequence[FinishedEpisode], limit: int) -> list[Finish
     sizes = Counter(episode.uid for episode in episodes)
     uids: set[str] = set()
     count = 0
-    for uid in sorted(sizes, key=lambda uid: blake2b(uid.encode()).digest()):
+    for uid in sorted(sizes, key=draw_place):
         if count >= limit:
             break
         uids.add(uid)

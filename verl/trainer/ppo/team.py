@@ -40,6 +40,7 @@ from verl.trainer.ppo.critic import critic_config, critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
+from verl.trainer.ppo.timeline import OpenSpan
 from verl.trainer.ppo.traces import TeamTraces
 from verl.utils.names import slug
 from verl.workers.weight_transfer import chosen_transfer
@@ -357,6 +358,10 @@ class TeamWorkers:
             list(self.critics),
             lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)),
         )
+
+    def open_spans(self) -> list[OpenSpan]:
+        """Return the calls to worker groups in progress, and the engines with requests."""
+        return [*self.calls.timeline.open(), *self.engines.open_spans()]
 
     def shutdown(self) -> None:
         """Stop every worker; their state is lost."""
