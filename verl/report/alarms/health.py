@@ -155,12 +155,12 @@ def episodes_fail(history: History) -> Iterator[Reading]:
             "docs/sandbox.md for its limits",
         ),
     ):
-        values = history.window(key, MEAN_STEPS + 1)
-        if len(values) > 1:
-            growth = max(values[-1] - values[0], 0.0)
+        counts = history.window(key, MEAN_STEPS + 1)
+        if len(counts) > 1:
+            growth = max(counts[-1] - counts[0], 0.0)
             yield Reading(
                 growth / RESTARTS,
-                f"{what} {growth:.0f} times in the last {len(values) - 1} steps, {values[-1]:.0f} in all.",
+                f"{what} {growth:.0f} times in the last {len(counts) - 1} steps, {counts[-1]:.0f} in all.",
                 key,
                 (remedy,),
                 (key,),
@@ -229,8 +229,12 @@ def _growing_kl(history: History, remedies: tuple[str, ...]) -> Iterator[Reading
 def _exact(history: History) -> bool:
     """Whether trainer and engine compute in fp32 on a CPU with the same weights."""
     dtypes = [
-        history.setting(f"actor_rollout_ref.{name}", "auto")
-        for name in ("rollout.dtype", "actor.fsdp_config.dtype", "actor.fsdp_config.model_dtype")
+        history.setting(name, "auto")
+        for name in (
+            "actor_rollout_ref.rollout.dtype",
+            "actor_rollout_ref.actor.fsdp_config.dtype",
+            "actor_rollout_ref.actor.fsdp_config.model_dtype",
+        )
     ]
     return (
         history.setting("trainer.device", "auto") == "cpu"
@@ -285,12 +289,12 @@ def older_than_planned(history: History) -> Iterator[Reading]:
 
 
 def _dropped(history: History) -> Iterator[Reading]:
-    counts = [
+    columns = [
         history.window(f"fully_async/count/{name}", MEAN_STEPS + 1)
         for name in ("dropped_stale_samples", "trained")
     ]
-    if all(len(values) > 1 for values in counts):
-        dropped, trained = (values[-1] - values[0] for values in counts)
+    if all(len(column) > 1 for column in columns):
+        dropped, trained = (column[-1] - column[0] for column in columns)
         if trained > 0:
             yield Reading(
                 dropped / trained / DROPPED,
