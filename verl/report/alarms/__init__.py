@@ -147,7 +147,7 @@ def _replayed(run: Mapping[str, Any]) -> AlarmWatch:
 
 def _first_step(run: Mapping[str, Any]) -> int:
     """Return the step after which the last attempt began; 0 if it is not known."""
-    attempt = (run.get("state") or {}).get("attempt") or {}
+    attempt = (run.get("state") or {}).get("attempt") or run.get("attempt") or {}
     step = attempt.get("from_step")
     return step if isinstance(step, int) else 0
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from verl.report.alarms.credit_facts import CreditFacts
 from verl.report.alarms.facts import Overlap, StepFacts
@@ -38,7 +38,7 @@ def plain_number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
-def spearman(values: Sequence[float]) -> float:
+def spearman(values: ArrayLike) -> float:
     """Return Spearman's correlation of values with their positions, ties at their mean rank; 0 if
     all are equal.
     """
