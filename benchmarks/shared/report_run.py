@@ -18,8 +18,8 @@ STEP_SECONDS = 40.0
 
 def words(rng: random.Random, characters: int) -> str:
     """Return random words, about 20 a line."""
-    drawn = rng.choices(WORDS, k=characters // 6)
-    return "\n".join(" ".join(drawn[at : at + 20]) for at in range(0, len(drawn), 20))
+    choice = rng.choices(WORDS, k=characters // 6)
+    return "\n".join(" ".join(choice[at : at + 20]) for at in range(0, len(choice), 20))
 
 
 def write_run(

@@ -13,7 +13,7 @@ SEED = "0"
 
 
 @dataclass(frozen=True)
-class Group:
+class EpisodeGroup:
     """All episodes of one task in one step.
 
     Attributes:
@@ -35,7 +35,7 @@ class Group:
         return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def tiers(runs: Sequence[EpisodeIndex]) -> list[tuple[float, list[Group]]]:
+def tiers(runs: Sequence[EpisodeIndex]) -> list[tuple[float, list[EpisodeGroup]]]:
     """Return all groups in order of importance: lists with the share of the space for texts that
     each may fill, what does not fit being in the last list once more.
 
@@ -45,10 +45,10 @@ def tiers(runs: Sequence[EpisodeIndex]) -> list[tuple[float, list[Group]]]:
        rewards, one with a failed episode, the one with the longest replies;
     4. of the other validations, 5. all others, in random order.
     """
-    parts: list[list[Group]] = [[], [], [], [], []]
+    parts: list[list[EpisodeGroup]] = [[], [], [], [], []]
     for number, episodes in enumerate(runs):
         groups = [
-            Group(number, *key, tuple(members))  # type: ignore[arg-type]
+            EpisodeGroup(number, *key, tuple(members))  # type: ignore[arg-type]
             for key, members in episodes.groups().items()
         ]
         picks = _of_interest(episodes, groups)
@@ -64,7 +64,7 @@ def tiers(runs: Sequence[EpisodeIndex]) -> list[tuple[float, list[Group]]]:
 _SPLITS = ("train", "val")
 
 
-def _tier(group: Group, ends: dict[str, set[int]], is_pick: bool) -> int:
+def _tier(group: EpisodeGroup, ends: dict[str, set[int]], is_pick: bool) -> int:
     if group.step in ends[group.split]:
         return 0 if group.split == "train" else 1
     if is_pick:
@@ -77,15 +77,15 @@ def _ends(steps: Iterable[int]) -> set[int]:
     return {min(distinct), max(distinct)} if distinct else set()
 
 
-def _of_interest(episodes: EpisodeIndex, groups: Sequence[Group]) -> set[Group]:
+def _of_interest(episodes: EpisodeIndex, groups: Sequence[EpisodeGroup]) -> set[EpisodeGroup]:
     """Return the groups of each step and split that a reader looks for."""
     rewards = [reward or 0 for reward in episodes.episodes.get("team_reward")]
     failures = episodes.episodes.get("failure")
     lengths = _lengths(episodes)
-    by_step: dict[tuple[int, str], list[Group]] = {}
+    by_step: dict[tuple[int, str], list[EpisodeGroup]] = {}
     for group in sorted(groups, key=lambda group: group.draw):
         by_step.setdefault((group.step, group.split), []).append(group)
-    picks: set[Group] = set()
+    picks: set[EpisodeGroup] = set()
     for members in by_step.values():
         means = {group: _mean(rewards, group) for group in members}
         picks.add(max(members, key=means.__getitem__))
@@ -97,7 +97,7 @@ def _of_interest(episodes: EpisodeIndex, groups: Sequence[Group]) -> set[Group]:
     return picks
 
 
-def _mean(rewards: Sequence[Any], group: Group) -> float:
+def _mean(rewards: Sequence[Any], group: EpisodeGroup) -> float:
     return sum(rewards[at] for at in group.episodes) / len(group.episodes)
 
 

@@ -137,7 +137,7 @@ class EpisodeIndex:
     ) -> None:
         reply = text(call.get("reply"))
         action = text(call.get("action"))
-        row = {name: number(call.get(name, default)) for name, default in NUMBERS.items()}
+        row: dict[str, Any] = {name: number(call.get(name, default)) for name, default in NUMBERS.items()}
         row |= {name: number(call.get(name, default)) for name, default in FLAGS.items()}
         row |= {name: clean(call[name]) if name in call else None for name in VALUES}
         row["token_rewards"] = self._within_limit(row["token_rewards"])

@@ -69,7 +69,7 @@ class GrowingFile:
     path: Path
     lines: list[Line] = field(default_factory=list)
     modified: float = 0.0
-    _seen: tuple[int, int, int] | None = None
+    _stat: tuple[int, int, int] | None = None
 
     def read(self) -> bool:
         """Read what is new; return whether the file has changed.
@@ -80,16 +80,16 @@ class GrowingFile:
         try:
             stat = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            changed = self._seen is not None
-            self._seen = None
+            changed = self._stat is not None
+            self._stat = None
             self.lines = []
             self.modified = 0.0
             return changed
-        seen = stat.st_ino, stat.st_size, stat.st_mtime_ns
-        if seen == self._seen:
+        stat_key = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if stat_key == self._stat:
             return False
         last = self.lines[-1] if self.lines else None
-        if self._seen is None or last is None or seen[0] != self._seen[0] or seen[1] < last.offset:
+        if self._stat is None or last is None or stat_key[0] != self._stat[0] or stat_key[1] < last.offset:
             self.lines = []
             last = None
         with self.path.open("rb") as file:
@@ -97,7 +97,7 @@ class GrowingFile:
                 file.seek(last.offset)
                 self.lines.pop()
             self.lines += read_lines(file, last.offset if last else 0, last.number - 1 if last else 0)
-        self._seen = seen
+        self._stat = stat_key
         self.modified = stat.st_mtime
         return True
 

@@ -37,7 +37,7 @@ class LiveReport:
         self._name = run_names([path])[0]
         self._folder = RunFolder(path)
         self._episodes = EpisodeIndex(path)
-        self._seen: list[tuple[Path, int, int]] = []
+        self._read_files: list[tuple[Path, int, int]] = []
         self._groups: list[list[int]] = []
         self._history: list[set[str]] = []
         self._read_at = 0.0
@@ -62,23 +62,23 @@ class LiveReport:
     def _read_episodes(self) -> bool:
         """Read new files of trajectories; all of them if an earlier one is not what it was."""
         files = self._folder.episode_files
-        seen = []
+        stats = []
         for file in files:
             try:
                 stat = file.path.stat()
             except OSError:
                 continue
-            seen.append((file.path, stat.st_size, stat.st_mtime_ns))
-        if seen == self._seen:
+            stats.append((file.path, stat.st_size, stat.st_mtime_ns))
+        if stats == self._read_files:
             return False
-        if seen[: len(self._seen)] != self._seen:
+        if stats[: len(self._read_files)] != self._read_files:
             self._episodes = EpisodeIndex(self._folder.path)
-            self._seen = []
-        paths = {path for path, *_ in seen} - {path for path, *_ in self._seen}
+            self._read_files = []
+        paths = {path for path, *_ in stats} - {path for path, *_ in self._read_files}
         for file in files:
             if file.path in paths:
                 self._episodes.read(file)
-        self._seen = seen
+        self._read_files = stats
         return True
 
     def _places(self) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from verl.report.choose import Group, tiers
+from verl.report.choose import EpisodeGroup, tiers
 from verl.report.index import Report
 from verl.report.pack import Chunk, chunk_of, packed
 
@@ -108,10 +108,10 @@ def report_page(report: Report, max_mb: float) -> str:
     return html_page(f"{names} - verl-mas report", data)
 
 
-def _chunks(report: Report, space: int) -> Iterator[tuple[list[Group], str]]:
+def _chunks(report: Report, space: int) -> Iterator[tuple[list[EpisodeGroup], str]]:
     """Yield packed chunks with their groups, until `space` bytes are full."""
     used = 0
-    placed: set[Group] = set()
+    placed: set[EpisodeGroup] = set()
     for share, groups in tiers(report.episodes):
         limit = min(space, used + int(share * space))
         misses = 0
@@ -129,9 +129,9 @@ def _chunks(report: Report, space: int) -> Iterator[tuple[list[Group], str]]:
                 misses += 1
 
 
-def _batches(report: Report, groups: Sequence[Group]) -> Iterator[list[Group]]:
+def _batches(report: Report, groups: Sequence[EpisodeGroup]) -> Iterator[list[EpisodeGroup]]:
     """Yield lists of groups of one run whose lines have about 400,000 bytes together."""
-    members: list[Group] = []
+    members: list[EpisodeGroup] = []
     size = 0
     for group in groups:
         if members and (size > _CHUNK_BYTES or members[-1].run != group.run):
@@ -144,13 +144,13 @@ def _batches(report: Report, groups: Sequence[Group]) -> Iterator[list[Group]]:
         yield members
 
 
-def _chunk_of(report: Report, groups: Sequence[Group]) -> Chunk:
+def _chunk_of(report: Report, groups: Sequence[EpisodeGroup]) -> Chunk:
     return chunk_of(
         episode for group in groups for episode in report.episodes[group.run].whole(list(group.episodes))
     )
 
 
-def _place(report: Report, chunks: Sequence[Sequence[Group]], max_mb: float) -> None:
+def _place(report: Report, chunks: Sequence[Sequence[EpisodeGroup]], max_mb: float) -> None:
     """Write into the index where the texts are, and what was left out."""
     for run_number, (run, episodes) in enumerate(zip(report.runs, report.episodes, strict=True)):
         total = episodes.episodes.length
