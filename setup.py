@@ -58,6 +58,7 @@ EXTRAS = {
         "tiktoken>=0.8",
     ],
     "tensorboard": ["tensorboard>=2.20"],
+    "trackio": ["trackio>=0.43"],
     "dev": [
         "math-verify>=0.9,<0.10",
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process

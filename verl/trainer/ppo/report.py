@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, TrainerConfig
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.metric_utils import (
     compute_agent_metrics,
     compute_data_metrics,
@@ -33,13 +33,16 @@ from verl.trainer.ppo.timeline import (
 )
 from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
-from verl.utils.disk import DiskError, writing
+from verl.utils.disk import writing
 from verl.utils.names import draw_place
 from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
+    # of training alone
     from verl.trainer.ppo.alarm_lines import AlarmLines
-    from verl.trainer.run_state import RunState  # of training alone
+    from verl.trainer.ppo.gap_watch import GapWatch
+    from verl.trainer.ppo.step_records import StepRecords
+    from verl.trainer.run_state import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -78,19 +81,14 @@ class RunReport:
         self.tracking = tracking
         self.run_dir = run_dir
         self.state: RunState | None = None
-        self._gap_watch = GapWatch(team)
         self._first_step = True
-        self._alarms: AlarmLines | None = None
-        self._warned: set[str] = set()
 
-    @property
+    @cached_property
     def alarms(self) -> AlarmLines:
-        """Alarms of this run."""
-        if self._alarms is None:
-            from verl.trainer.ppo.alarm_lines import AlarmLines  # with the first episodes, not before
+        """Alarms of this run, in the console."""
+        from verl.trainer.ppo.alarm_lines import AlarmLines  # begins with the first episodes, not before
 
-            self._alarms = AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
-        return self._alarms
+        return AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics of a step, of the last completed one by default, and its alarms."""
@@ -134,44 +132,18 @@ class RunReport:
         with writing(path):
             write_rows(self.alarms.note((episode.to_json() for episode in episodes), name), path)
 
-    def log_episode_table(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
-        """Send drawn episodes of a validation to the trackers that show tables; an error of these is
-        logged once.
+    @cached_property
+    def _gap_watch(self) -> GapWatch:
+        from verl.trainer.ppo.gap_watch import GapWatch  # see `records`
 
-        Raises:
-            DiskError: a tracker's file cannot be written.
-        """
-        if not self.tracking.takes_tables:
-            return
-        from verl.trainer.ppo.episode_table import COLUMNS, EPISODES, table_rows  # of these trackers alone
+        return GapWatch(self.team)
 
-        try:
-            rows = table_rows(drawn_groups(episodes, EPISODES))
-            self.tracking.log_table("val/episodes", COLUMNS, rows, step)
-        except DiskError:
-            raise
-        except Exception as error:  # whatever a tracker raises
-            self._warn_once("a table of episodes was not sent", error)
+    @cached_property
+    def records(self) -> StepRecords:
+        """What writes credit, and tables of episodes."""
+        from verl.trainer.ppo.step_records import StepRecords  # begins with the first step, not before
 
-    def _warn_once(self, what: str, error: Exception) -> None:
-        if what not in self._warned:
-            logger.warning("%s: %s: %s", what, type(error).__name__, error)
-        self._warned.add(what)
-
-    def _write_credit(self, samples: StepSamples, batch: DataProto) -> None:
-        """Write `credit/step_<number>.json` of the last completed step; an error of the recorder is
-        logged once.
-        """
-        from verl.trainer.ppo.credit import record  # of training alone
-
-        step = self.progress.global_step
-        try:
-            with writing(record.credit_path(self.run_dir, step)):
-                record.write_credit(self.run_dir, step, samples, batch, self.algorithm)
-        except DiskError:
-            raise
-        except Exception as error:  # such as of an estimator of the user's own
-            self._warn_once("credit/ is incomplete", error)
+        return StepRecords(self.run_dir, self.algorithm, self.tracking)
 
     def of_step(
         self,
@@ -193,7 +165,7 @@ class RunReport:
             DiskError: the timeline or the credit of the step cannot be written.
         """
         spans = self.write_timeline()
-        self._write_credit(samples, batch)
+        self.records.write_credit(self.progress.global_step, samples, batch)
         metrics = step_metrics(
             batch,
             samples,

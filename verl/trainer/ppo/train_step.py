@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
@@ -13,10 +11,10 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.traces import RECORDED, recorded_steps
 from verl.utils.timer import Timer
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from verl.trainer.ppo.credit.token_log import TokenLog
 
 
 class StepTrainer:
@@ -39,15 +37,16 @@ class StepTrainer:
         self.team = team
         self.on_policy = plan.on_policy
         self.credit = CreditAssigner(config, plan, team)
+        self._tokens: TokenLog | None = None
         if config.trainer.log_tokens and plan.trains:
-            logger.info(log_tokens_cost(config))
+            from verl.trainer.ppo.credit.token_log import TokenLog  # of this key alone
+
+            self._tokens = TokenLog(config, team)
 
     def draw(self, batch: DataProto) -> None:
         """Mark the rows of a whole step whose tokens are recorded (`trainer.log_tokens`)."""
-        if count := self.config.trainer.log_tokens:
-            from verl.trainer.ppo.credit.record import draw_rows  # of this key alone
-
-            batch.non_tensor_batch["logged"] = draw_rows(batch, count)
+        if self._tokens is not None:
+            self._tokens.draw(batch)
 
     def score(self, batch: DataProto, step: int, timer: Timer) -> tuple[DataProto, dict[str, float]]:
         """Return the samples of a step with log-probs, token rewards and `advantages`, all
@@ -58,8 +57,11 @@ class StepTrainer:
             step: that trains on them.
             timer: of the step.
         """
-        if steps := recorded_steps(self.config.global_profiler, step):
-            batch.meta_info[RECORDED] = steps
+        if self.config.global_profiler.tool is not None:
+            from verl.trainer.ppo.traces import RECORDED, recorded_steps  # of this key alone
+
+            if steps := recorded_steps(self.config.global_profiler, step):
+                batch.meta_info[RECORDED] = steps
         return self.credit.score(batch, timer, step - 1)
 
     def update(
@@ -86,25 +88,10 @@ class StepTrainer:
         if version >= warmup:
             with timer("update_actor"):
                 metrics |= self.team.update_actor(batch, self.on_policy, version - warmup, seed, updated)
-            if "logged" in batch.non_tensor_batch:
+            if self._tokens is not None:
                 with timer("log_tokens"):
-                    self._log_tokens(batch)
+                    self._tokens.add(batch)
         return metrics
-
-    def _log_tokens(self, batch: DataProto) -> None:
-        """Set the column `log_prob_after` of the rows that `draw` has marked: one number for each
-        token of the response, under the new weights.
-        """
-        rows = np.flatnonzero(batch.non_tensor_batch["logged"].astype(bool))
-        afters = np.full(len(batch), None, dtype=object)
-        if len(rows):
-            part = batch.select_idxs(rows)
-            log_probs = self.team.compute_log_prob(part).batch["old_log_probs"]
-            width = part.batch["responses"].shape[1]
-            lengths = part.batch["attention_mask"][:, -width:].sum(dim=1).tolist()
-            for row, numbers, length in zip(rows, log_probs.tolist(), lengths, strict=True):
-                afters[row] = numbers[:length]
-        batch.non_tensor_batch["log_prob_after"] = afters
 
     def value_metrics(self, batch: DataProto) -> dict[str, float]:
         """Return metrics of the critics' values of a whole step, none without critics.
@@ -115,15 +102,3 @@ class StepTrainer:
         if not self.team.uses_critic:
             return {}
         return value_metrics(self.credit.critic_rows(batch), self.team.critic_agents)
-
-
-def log_tokens_cost(config: RunConfig) -> str:
-    """Return what `trainer.log_tokens` costs, as a line for the start of a run."""
-    count = config.trainer.log_tokens
-    episodes = config.data.train_batch_size * config.env.rollout.n
-    # a forward pass is about a third of forward and backward
-    share = min(count / episodes, 1.0) / 3 / config.actor_rollout_ref.actor.ppo_epochs
-    return (
-        f"trainer.log_tokens={count}: one more forward pass of {count} rows after each update; a step has at "
-        f"least {episodes} rows, so it takes up to {share:.1%} of the time of an update"
-    )

@@ -1,4 +1,6 @@
-"""Metrics for Trackio, in the folder of all its projects (TRACKIO_DIR); nothing is sent anywhere."""
+"""Metrics for Trackio, in the folder of all its projects (TRACKIO_DIR). They stay on this machine unless
+TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +33,7 @@ class TrackioBackend:
             resume="allow" if earlier_name else "never",
             embed=False,
             auto_log_gpu=False,
+            auto_log_cpu=False,
         )
         name_file.write_text(self._run.name, encoding="utf-8")
 
@@ -40,11 +43,14 @@ class TrackioBackend:
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """Store a table."""
-        import pandas
-
-        frame = pandas.DataFrame([list(row) for row in rows], columns=list(columns))
-        self._run.log({name: self._table(dataframe=frame)}, step=step)
+        cells = [[_escaped(value) for value in row] for row in rows]
+        self._run.log({name: self._table(columns=list(columns), data=cells)}, step=step)
 
     def finish(self) -> None:
         """Store what is pending and close the run."""
         self._run.finish()
+
+
+def _escaped(value: Any) -> Any:
+    """Return a cell in which no tag, link or image begins: Trackio shows texts as Markdown."""
+    return value.replace("<", "\\<").replace("[", "\\[") if isinstance(value, str) else value

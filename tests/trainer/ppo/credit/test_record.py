@@ -16,11 +16,11 @@ from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import compute_advantage
 from verl.trainer.ppo.credit.record import (
     credit_columns,
-    draw_rows,
     groups_left_out,
     moving_averages,
     write_credit,
 )
+from verl.trainer.ppo.credit.token_log import draw_rows
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 1]])
 

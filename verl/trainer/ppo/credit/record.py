@@ -26,7 +26,6 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.agents import split_by_settings
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import group_numbers
-from verl.utils.names import draw_place
 
 FORMAT = 1
 FOLDER = "credit"
@@ -93,30 +92,34 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     columns |= _baseline(batch, mask)
     if "token_level_scores" in present and algorithm.use_kl_in_reward:
         penalty = tensors["token_level_scores"] - tensors["token_level_rewards"]
-        columns["kl"] = _numbers(penalty.double().sum(dim=1))
+        columns["kl"] = json_numbers(penalty.double().sum(dim=1))
     if "row_weights" in present:
-        columns["weight"] = _numbers(tensors["row_weights"])
+        columns["weight"] = json_numbers(tensors["row_weights"])
     if "rollout_is_weights" in present:
         columns["is_weight"] = _means(tensors["rollout_is_weights"], mask)
     for name, column in (("logp", "rollout_log_probs"), ("old_logp", "old_log_probs")):
         if column in present:
-            columns[name] = _numbers(torch.where(sampled, tensors[column], 0.0).double().sum(dim=1))
+            columns[name] = json_numbers(torch.where(sampled, tensors[column], 0.0).double().sum(dim=1))
     if "entropys" in present:
         columns["entropy"] = _means(tensors["entropys"], mask)
-    return columns | logged_tokens(batch)
+    if "log_prob_after" in batch.non_tensor_batch:
+        from verl.trainer.ppo.credit.token_log import logged_tokens  # of trainer.log_tokens alone
+
+        columns |= logged_tokens(batch)
+    return columns
 
 
 def _baseline(batch: DataProto, mask: torch.Tensor) -> dict[str, list[Any]]:
     """Return the column `baseline` of an estimator that has one which other rows do not show."""
     tensors = batch.batch
     if "reward_baselines" in batch.non_tensor_batch:
-        return {"baseline": _numbers(batch.non_tensor_batch["reward_baselines"])}
+        return {"baseline": json_numbers(batch.non_tensor_batch["reward_baselines"])}
     if "moving_average" in set(tensors.keys()):
-        return {"baseline": _numbers(tensors["moving_average"])}
+        return {"baseline": json_numbers(tensors["moving_average"])}
     if "values" not in set(tensors.keys()):
         return {}
     first = mask.int().argmax(dim=1, keepdim=True)
-    return {"baseline": _numbers(tensors["values"].gather(1, first).squeeze(1))}
+    return {"baseline": json_numbers(tensors["values"].gather(1, first).squeeze(1))}
 
 
 def groups_left_out(samples: StepSamples, batch: DataProto) -> dict[str, str]:
@@ -164,58 +167,10 @@ def moving_averages(
 def _means(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
     """Return the mean of each row over the tokens of a mask; 0 without any."""
     sums = torch.where(mask, values, 0.0).double().sum(dim=1)
-    return _numbers(sums / mask.sum(dim=1).clamp(min=1))
+    return json_numbers(sums / mask.sum(dim=1).clamp(min=1))
 
 
-def _numbers(values: torch.Tensor | np.ndarray) -> list[float | None]:
+def json_numbers(values: torch.Tensor | np.ndarray) -> list[float | None]:
     """Return numbers with `DIGITS` digits, and None for those that are not finite."""
     listed: Sequence[float] = values.tolist()
     return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in listed]
-
-
-def draw_rows(batch: DataProto, count: int) -> np.ndarray:
-    """Return whether the tokens of rows are recorded, `[bsz]` bool: `count` rows with a kept token,
-    or all.
-
-    Args:
-        batch: rows of a step.
-        count: `trainer.log_tokens`.
-    """
-    columns = batch.non_tensor_batch
-    kept = np.flatnonzero(batch.batch["response_mask"].bool().any(dim=1).cpu().numpy())
-    names = ["/".join(str(columns[name][row]) for name in NAMES) for row in kept]
-    drawn = sorted(range(len(kept)), key=lambda index: draw_place(names[index]))[:count]
-    chosen = np.zeros(len(batch), dtype=bool)
-    chosen[kept[drawn]] = True
-    return chosen
-
-
-def logged_tokens(batch: DataProto) -> dict[str, list[Any]]:
-    """Return `log_prob_before`, `log_prob_after`, `token_advantages` and, with a critic,
-    `token_values` of the rows that were drawn: one list a row with a number for each token of its
-    response, null for those that are masked; null for the other rows. Empty without
-    `trainer.log_tokens`.
-    """
-    if "log_prob_after" not in batch.non_tensor_batch:
-        return {}
-    tensors = batch.batch
-    present = set(tensors.keys())
-    afters = batch.non_tensor_batch["log_prob_after"]
-    mask = tensors["response_mask"].bool()
-    before = "old_log_probs" if "old_log_probs" in present else "rollout_log_probs"
-    sources = {"log_prob_before": before, "token_advantages": "advantages"}
-    if "values" in present:
-        sources["token_values"] = "values"
-    columns: dict[str, list[Any]] = {name: [None] * len(batch) for name in ("log_prob_after", *sources)}
-    for row in np.flatnonzero([after is not None for after in afters]):
-        length = len(afters[row])
-        keeps = mask[row, :length].tolist()
-        columns["log_prob_after"][row] = _kept(afters[row], keeps)
-        for name, column in sources.items():
-            columns[name][row] = _kept(tensors[column][row, :length].tolist(), keeps)
-    return columns
-
-
-def _kept(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
-    numbers = _numbers(np.asarray(values, dtype=np.float64))
-    return [number if keep else None for number, keep in zip(numbers, keeps, strict=True)]
