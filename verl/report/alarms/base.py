@@ -7,6 +7,7 @@ after 5 steps at 0.8 of the threshold, so that a figure near it does not raise a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class SubjectState:
 
     def update(self, step: int, reading: Reading | None) -> None:
         """Take the reading of a step; None counts as far below the threshold."""
-        ratio = reading.ratio if reading is not None else 0.0
+        ratio = reading.ratio if reading is not None and not math.isnan(reading.ratio) else 0.0
         self._holds.append(ratio >= 1)
         if reading is not None and ratio >= 1:
             self.reading = reading

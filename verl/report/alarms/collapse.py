@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verl.report.alarms.base import Reading, Rule
+from verl.report.alarms.base import CLEAR_AT, Reading, Rule
 from verl.report.alarms.facts import StepFacts
 from verl.report.alarms.history import MEAN_STEPS, START_STEPS, History, spearman
 
@@ -78,7 +78,7 @@ def cliff(history: History) -> Iterator[Reading]:
     ratio = min((1 - now / best) / (1 - CLIFF), (best - now) / CLIFF_DROP, z / CLIFF_Z)
     if min(episodes, best_episodes) < CLIFF_EPISODES:
         ratio = 0.0
-    first = moved_first(history, at)
+    first = moved_first(history, at) if ratio >= 1 else None
     why = f" The first series to leave its usual range was {first[0]}, at step {first[1]}." if first else ""
     step = history.steps[at]
     yield Reading(
@@ -160,6 +160,12 @@ def reward_without_success(history: History) -> Iterator[Reading]:
     rank, key, subject = max(rising)
     success = history.success()[-TREND_STEPS:]
     who = f"The reward of {history.agent(subject)}" if subject else "The team reward"
+    fall = validation_fall(history.validations)
+    drop = float(success[:MEAN_STEPS].mean() - success[-MEAN_STEPS:].mean())
+    if rank < CLEAR_AT * TREND or not (
+        drop >= CLEAR_AT * TREND_DROP or (fall is not None and fall.difference > 0)
+    ):
+        return
     term = risen_term(history)
     why = f" The term that rose: {term}." if term else ""
     remedies = ((f"a lower weight of {term}",) if term else ()) + (
@@ -168,7 +174,6 @@ def reward_without_success(history: History) -> Iterator[Reading]:
     )
     series = (key, "episode/success_rate", *((term,) if term else ()))
     if np.isfinite(success).all():
-        drop = float(success[:MEAN_STEPS].mean() - success[-MEAN_STEPS:].mean())
         yield Reading(
             min(rank / TREND, -spearman(success) / TREND, drop / TREND_DROP),
             f"{who} rises over the last {TREND_STEPS} steps (rank correlation {rank:.2f}), success falls by "
@@ -178,7 +183,6 @@ def reward_without_success(history: History) -> Iterator[Reading]:
             series,
             examples_of(history, "wrong"),
         )
-    fall = validation_fall(history.validations)
     if fall is not None and fall.difference > 0:
         yield Reading(
             min(rank / TREND, fall.difference / max(fall.margin, 1e-9)),
