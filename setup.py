@@ -59,6 +59,7 @@ EXTRAS = {
     ],
     "report": ["axe-core-python>=0.1,<0.2"],  # tests of the report's page; scripts/setup.sh adds Chromium
     "tensorboard": ["tensorboard>=2.20"],
+    "trackio": ["trackio>=0.43"],
     "dev": [
         "math-verify>=0.9,<0.10",
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process
