@@ -21,8 +21,9 @@ report.agentsOf = function (run) {
 };
 
 /**
- * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied, signal}},
- * arrays over run.steps of shares. A group is silent if all rewards of the agent's trained calls are equal.
+ * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied,
+ * signal}}, arrays over run.steps of shares. A group is silent if all rewards of the agent's trained calls
+ * are equal.
  */
 report.silentGroups = function (run) {
   if (run.silent) return run.silent;

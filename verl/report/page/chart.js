@@ -281,7 +281,7 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
         ...row.marks.flatMap((mark) => [mark.value, mark.low, mark.high]),
       ]),
     ].filter(report.isNumber);
-    const scale = report.ticks(Math.min(...numbers), Math.max(...numbers));
+    const scale = report.ticks(Math.min(0, ...numbers), Math.max(0, ...numbers));
     const left = Math.min(0.4 * width, 16 + 7 * Math.max(...rows.map((row) => row.name.length)));
     const atX = (value) => left + 6 + ((value - scale.low) / (scale.high - scale.low)) * (width - left - 26);
     const labels = report.tickLabels(scale.ticks, format);
@@ -336,8 +336,8 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
 };
 
 /**
- * Spans in lanes over time, in seconds. `lanes`: {name, spans: [{start, end, name, kind, open}]}, `kind` a number
- * of a colour. Spans that would be narrower than a pixel are joined with the one before.
+ * Spans in lanes over time, in seconds. `lanes`: {name, spans: [{start, end, name, kind, open}]}, `kind` the
+ * number of a colour. Spans that would be narrower than a pixel are joined with the one before.
  */
 report.lanes = function ({
   title,
@@ -411,7 +411,7 @@ report.lanes = function ({
   return report.figure({ title, note, legend, draw, height, after });
 };
 
-/** Steps and rows of values with at most `most` columns: neighbouring steps are averaged, empty ones left out. */
+/** Steps and rows of values with at most `most` columns: neighbours are averaged, empty steps left out. */
 report.condensed = function (steps, rows, most = 240) {
   const filled = steps.map((_, i) => i).filter((i) => rows.some((row) => report.isNumber(row.values[i])));
   const size = Math.max(1, Math.ceil(filled.length / most));

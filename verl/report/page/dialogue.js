@@ -252,7 +252,8 @@ report.drawRounds = function (call, inner) {
     : "";
   if (!rounds.length && !inner.length)
     return used ? report.el("p", { class: "quiet small" }, `Tools: ${used}`) : null;
-  const title = `${report.many(rounds.length || inner.length, "earlier generation")} of this call${used ? ` (tools: ${used})` : ""}`;
+  const count = report.many(rounds.length || inner.length, "earlier generation");
+  const title = `${count} of this call${used ? ` (tools: ${used})` : ""}`;
   return report.folded(title, () => [
     ...rounds.map((round, i) =>
       report.el(
@@ -270,7 +271,7 @@ report.drawRounds = function (call, inner) {
   ]);
 };
 
-/** One reply as a card; `earlier` is the last call of the same agent, `inner` the generations folded inside. */
+/** One reply as a card; `earlier` is the agent's last call, `inner` the generations folded inside. */
 report.drawCall = function (call, earlier, inner) {
   const classes = [
     "call",
@@ -339,7 +340,7 @@ report.drawCall = function (call, earlier, inner) {
   );
 };
 
-/** Mark calls whose prompt begins with an earlier prompt of the agent and its reply: they train as one row. */
+/** Mark calls whose prompt begins with an earlier prompt of the agent and its reply: they are one row. */
 report.findJoined = function (calls) {
   for (let i = 0; i < calls.length; i++) {
     const whole = calls[i].lines.join("");

@@ -231,7 +231,7 @@ report.start = async function () {
         report.el(
           "p",
           { class: "bad", role: "alert" },
-          `The report could not be read: ${error}. Its browser must know DecompressionStream (2023 or newer).`,
+          `The report could not be read: ${error}. It needs a browser of 2023 or newer.`,
         ),
       );
     throw error;

@@ -31,7 +31,9 @@ report.laneSpans = function (run, first, last, now) {
       end: end ?? now,
       kind: kinds.get(call),
       open: end === null,
-      name: `${call}, step ${step}: ${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
+      name:
+        `${call}, step ${step}: ` +
+        `${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
     });
   }
   for (const spans of lanes.values()) spans.sort((a, b) => a.start - b.start);
