@@ -217,6 +217,10 @@ report.mean = function (values) {
   return numbers.length ? numbers.reduce((sum, x) => sum + x, 0) / numbers.length : null;
 };
 
+/** Number of steps at the start and at the end that are averaged: 5, in a short run half of its steps. */
+report.edgeSize = (run) =>
+  Math.min(5, Math.max(1, Math.floor(run.steps.filter((step) => step > 0).length / 2)));
+
 /** Mean of the first or last `n` numbers of a metric. */
 report.edge = function (values, n, fromEnd = false) {
   const numbers = (values ?? []).filter(report.isNumber);

@@ -168,21 +168,39 @@ report.addCredit = function (run, step, calls) {
   }
 };
 
-/** Log-prob of a reply before and after the update, of the calls for which it was recorded. */
+/** Log-probs of the tokens of a reply before and after the update, of calls for which they are recorded. */
 report.addLogProbs = function (run, step, rows, paths) {
   const credit = run.credit?.[String(step)];
   if (!credit?.log_prob_after) return;
   const key = (values) => values.join("|");
-  const places = new Map(
-    rows.map((row) => [key([row.traj_uid, row.turn, row.call, row.candidate]), row.row]),
+  const names = ["traj_uid", "turn", "call", "candidate"];
+  const places = new Map(rows.map((row) => [key(names.map((name) => row[name])), row.row]));
+  credit.log_prob_after.forEach((after, i) => {
+    const path = paths.get(places.get(key(names.map((name) => credit[name][i]))));
+    const before = credit.log_prob_before?.[i];
+    if (path && Array.isArray(after) && Array.isArray(before)) path.logProbs = { before, after };
+  });
+};
+
+/** What the update did to the log-prob of a reply: the sum, and token by token. */
+report.drawLogProbs = function (path) {
+  if (!path?.logProbs) return null;
+  const { before, after } = path.logProbs;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const change = sum(after) - sum(before);
+  const title =
+    `The update moved its log-prob by ${report.signed(change)} ` +
+    `(${report.number(sum(before))} \u2192 ${report.number(sum(after))})`;
+  return report.folded(title, () =>
+    report.lineChart({
+      title: "Change of the log-prob of each token",
+      x: after.map((_, i) => i),
+      series: [{ name: "change", values: after.map((value, i) => value - before[i]) }],
+      bounds: [0],
+      unit: "token",
+      height: 140,
+    }),
   );
-  for (let i = 0; i < credit.log_prob_after.length; i++) {
-    const path = paths.get(
-      places.get(key(["traj_uid", "turn", "call", "candidate"].map((name) => credit[name][i]))),
-    );
-    const before = credit.old_logp?.[i] ?? credit.logp?.[i];
-    if (path && report.isNumber(credit.log_prob_after[i])) path.logProbs = [before, credit.log_prob_after[i]];
-  }
 };
 
 /** One line of arithmetic: terms, reward, baseline and spread of the group, advantage; red where it fails. */
@@ -231,13 +249,6 @@ report.drawCredit = function (path) {
       ),
     );
   else if (report.isNumber(path.recorded) && report.isNumber(path.error)) line.push(quiet(", as recorded"));
-  if (path.logProbs)
-    line.push(
-      quiet(
-        `; log-prob of the reply ${report.number(path.logProbs[0])} \u2192 ` +
-          `${report.number(path.logProbs[1])} by the update`,
-      ),
-    );
   if (path.why) line.push(quiet(` (advantage not computed again: ${path.why})`));
   return report.el("p", { class: fails ? "credit fails" : "credit" }, quiet("Credit: "), line);
 };
@@ -337,6 +348,7 @@ report.drawCall = function (call, earlier, inner) {
       : null,
     tokens,
     report.drawCredit(call.path),
+    report.drawLogProbs(call.path),
   );
 };
 

@@ -60,7 +60,7 @@ report.verdict = function (run) {
   const values = success.some(report.isNumber) ? success : report.metric(run, "episode/team_reward/mean");
   if (!values.some(report.isNumber)) return ["Nothing was trained or validated yet."];
   const format = values === success ? report.percent : report.number;
-  const size = Math.min(5, Math.max(1, Math.floor(values.filter(report.isNumber).length / 2)));
+  const size = report.edgeSize(run);
   return [
     "No two validations to compare. In training the ",
     values === success ? "success went from " : "team reward went from ",

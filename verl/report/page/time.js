@@ -42,7 +42,7 @@ report.laneSpans = function (run, first, last, now) {
 
 /** Where the time of a step goes, as a sentence. */
 report.timeVerdict = function (run) {
-  const last = (key) => report.edge(report.metric(run, key), 5, true);
+  const last = (key) => report.edge(report.metric(run, key), report.edgeSize(run), true);
   const step = last("timing_s/step");
   if (step === null) return ["No times were recorded yet."];
   const parts = report.TIMINGS.filter(([key]) => !["testing", "save_checkpoint"].includes(key))
@@ -58,7 +58,7 @@ report.timeVerdict = function (run) {
   return [
     "A step takes ",
     report.el("b", {}, report.duration(step)),
-    " (mean of the last 5): ",
+    ` (mean of the last ${report.edgeSize(run)}): `,
     parts.map(([name, seconds]) => `${name} ${report.duration(seconds)}`).join(", "),
     ".",
     idle.length ? ` ${idle[0][0]} is idle for ${report.percent(idle[0][1], 0)} of it.` : "",
