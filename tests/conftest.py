@@ -52,6 +52,7 @@ INTEGRATION = (
     "tests/recipe/",
     "tests/report/test_page_browser.py",
     "tests/report/test_page_live.py",
+    "tests/report/test_page_screenshots.py",
     "tests/single_controller/test_worker_group.py",
     "tests/trainer/plan/test_registry.py",
     "tests/trainer/plan/test_check_keys.py",

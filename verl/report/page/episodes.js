@@ -380,10 +380,14 @@ report.fillEpisode = async function (run, i, row, body, state) {
   });
   if (row.split === "train") report.addCredit(run, row.step, calls);
   parts.push(
-    report.drawEpisodeLanes(run, calls),
-    texts?.states?.length
-      ? report.drawWorld(texts.states)
-      : report.drawWorld(report.anchors(calls), "State that the calls acted on", false),
+    report.el(
+      "div",
+      { class: "beside" },
+      report.drawEpisodeLanes(run, calls),
+      texts?.states?.length
+        ? report.drawWorld(texts.states)
+        : report.drawWorld(report.anchors(calls), "State that the calls acted on", false),
+    ),
     report.drawConversations(calls),
     report.drawDialogue(run, calls, texts),
   );

@@ -14,6 +14,16 @@ report.TIMINGS = [
   ["save_checkpoint", "checkpoint"],
 ];
 
+/** What becomes of a group in asynchronous training, by its metric. */
+report.GROUP_STATES = {
+  running: "in progress",
+  complete: "complete, not yet trained",
+  training: "being trained",
+  failed: "failed",
+  rejected: "rejected",
+  dropped_stale_samples: "dropped as too old",
+};
+
 /** Spans of the steps from `first` to `last`, as lanes; open ones end now. */
 report.laneSpans = function (run, first, last, now) {
   const lanes = new Map();
@@ -187,10 +197,14 @@ report.drawTime = function (run, state) {
   else if (ages.length)
     parts.push(report.el("p", {}, "All samples were trained by the weights that sampled them (age 0)."));
   chart(
-    "Asynchronous training",
-    "groups in progress, complete and dropped",
-    from(/^fully_async\/count\//, (key) => key.slice(18)),
+    "Groups",
+    "of asynchronous training, at the end of each step",
+    Object.entries(report.GROUP_STATES).map(([key, name]) => ({
+      name,
+      values: report.metric(run, `fully_async/count/${key}`),
+    })),
     report.number,
+    [0],
   );
   parts.push(report.versionTable(run));
   return parts;
