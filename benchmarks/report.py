@@ -71,7 +71,7 @@ def build(run: Path, out: Path, max_mb: float) -> dict[str, float]:
 
 
 def look(page: Path, episode: int) -> dict[str, float]:
-    """Return the milliseconds of the page until it is painted, filtered and an episode is open, and its
+    """Return the milliseconds until the page is painted, filtered and an episode is open, and its
     heap.
     """
     with chromium() as browser:

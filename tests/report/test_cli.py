@@ -1,4 +1,4 @@
-"""The command `verl-mas report`: the file, `--check` for CI, `--json` for programs, one-line errors."""
+"""`verl-mas report`: the file, `--check` for CI, `--json` for programs, one-line errors."""
 
 from __future__ import annotations
 
