@@ -190,7 +190,7 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | 
 def _credit(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: [
-            float(f"{value:.6g}") if isinstance(value := number(entry), float) else value for entry in column
+            float(f"{value:.5g}") if isinstance(value := number(entry), float) else value for entry in column
         ]
         if name in _ROUNDED
         else [entry if isinstance(entry, str) else clean(entry) for entry in column]
