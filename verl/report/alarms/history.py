@@ -18,8 +18,7 @@ from verl.utils.names import slug
 
 # Metrics that rules may read, by their beginnings; a long run has hundreds of others.
 READ = (
-    "agent/", "critic/rewards/", "critic/score/", "env/", "episode/", "fully_async/", "gateway/", "
-    ""reward/",
+    "agent/", "critic/rewards/", "critic/score/", "env/", "episode/", "fully_async/", "gateway/", "reward/",
     "rollout_corr/", "rollouter/", "trainer/", "training/", "wg/",
 )  # fmt: skip
 NOT_READ = ("/timing_s/", "/perf/", "/global_seqlen/", "/turn_", "/prompt_length/")
