@@ -134,14 +134,13 @@ def episodes_fail(history: History) -> Iterator[Reading]:
                 causes.update(facts.failures)
                 examples += facts.examples.get("failed", [])
         cause = causes.most_common(1)
-        why = (
-            f" The commonest cause, {cause[0][1]} of {sum(causes.values())}: {cause[0][0]}." if "
-            "cause else ""
-        )
+        why = ""
+        if cause:
+            kind, count = cause[0]
+            why = f" The commonest cause, {count} of {sum(causes.values())}: {kind}."
         yield Reading(
             failed / total / (limit / 2),
-            f"{failed / total:.1%} of {total:.0f} episodes failed; the run stops above "
-            f"{limit:.0%}.{why}",
+            f"{failed / total:.1%} of {total:.0f} episodes failed; the run stops above {limit:.0%}.{why}",
             "failures",
             _against(cause[0][0] if cause else ""),
             ("episode/failure_rate",),
@@ -165,8 +164,7 @@ def episodes_fail(history: History) -> Iterator[Reading]:
             growth = max(counts[-1] - counts[0], 0.0)
             yield Reading(
                 growth / RESTARTS,
-                f"{what} {growth:.0f} times in the last {len(counts) - 1} steps, {counts[-1]:.0f} "
-                "in all.",
+                f"{what} {growth:.0f} times in the last {len(counts) - 1} steps, {counts[-1]:.0f} in all.",
                 key,
                 (remedy,),
                 (key,),
