@@ -83,10 +83,12 @@ def cliff(history: History) -> Iterator[Reading]:
     step = history.steps[at]
     yield Reading(
         ratio,
-        f"Mean success of 5 steps is {now:.0%}; it was {best:.0%} at step {step} (difference: {z:.1f} standard "
+        f"Mean success of 5 steps is {now:.0%}; it was {best:.0%} at step {step} (difference: "
+        f"{z:.1f} standard "
         f"errors).{why}",
         remedies=(
-            f"trainer.resume_mode=resume_path with trainer.resume_from_path of a checkpoint up to step {step}",
+            "trainer.resume_mode=resume_path with trainer.resume_from_path of a checkpoint up to "
+            f"step {step}",
             "a lower actor_rollout_ref.actor.optim.lr",
         ),
         series=("episode/success_rate", *((first[0],) if first else ())),
@@ -176,7 +178,8 @@ def reward_without_success(history: History) -> Iterator[Reading]:
     if np.isfinite(success).all():
         yield Reading(
             min(rank / TREND, -spearman(success) / TREND, drop / TREND_DROP),
-            f"{who} rises over the last {TREND_STEPS} steps (rank correlation {rank:.2f}), success falls by "
+            f"{who} rises over the last {TREND_STEPS} steps (rank correlation {rank:.2f}), success "
+            "falls by "
             f"{drop:.0%}.{why}",
             "success",
             remedies,
@@ -186,7 +189,8 @@ def reward_without_success(history: History) -> Iterator[Reading]:
     if fall is not None and fall.difference > 0:
         yield Reading(
             min(rank / TREND, fall.difference / max(fall.margin, 1e-9)),
-            f"{who} rises over the last {TREND_STEPS} steps (rank correlation {rank:.2f}), but the validation of "
+            f"{who} rises over the last {TREND_STEPS} steps (rank correlation {rank:.2f}), but the "
+            "validation of "
             f"step {fall.last_step} is {fall.difference:.1%} ± {fall.margin:.1%} below that of step "
             f"{fall.best_step}.{why}",
             "validation",
@@ -242,7 +246,8 @@ def always_yes(history: History) -> Iterator[Reading]:
         value, count = scores.most_common(1)[0]
         yield Reading(
             min(count / scores.total() / COMMONEST, history.room() / CLIFF_DROP),
-            f"{count / scores.total():.0%} of the judge's {scores.total()} scores are {value:g}: it does not tell "
+            f"{count / scores.total():.0%} of the judge's {scores.total()} scores are {value:g}: "
+            "it does not tell "
             "replies apart.",
             "judge",
             ("another rubric or reward model (docs/rewards.md)",),
@@ -262,7 +267,8 @@ def _specificity(history: History, recent: Sequence[StepFacts], name: str) -> It
     role = name.split("/")[0]
     yield Reading(
         SPECIFICITY / max(high, 1e-6),
-        f"The {role} rejects {share:.0%} of what is wrong ({cases} episodes of the last {len(recent)} steps; at most "
+        f"The {role} rejects {share:.0%} of what is wrong ({cases} episodes of the last "
+        f"{len(recent)} steps; at most "
         f"{high:.0%} with 95 % confidence): it approves nearly everything.",
         name,
         ("env.params.verdict_reward=1.0", "right and wrong cases in the data"),
@@ -289,7 +295,8 @@ def _verdicts(history: History, recent: Sequence[StepFacts], agent_id: str) -> I
     share = count / actions.total()
     yield Reading(
         min(share / COMMONEST, EQUAL_SUCCESS / max(difference, 1e-6), history.room() / CLIFF_DROP),
-        f"{agent_id} answers {action!r} in {share:.0%} of {actions.total()} calls, and success after it "
+        f"{agent_id} answers {action!r} in {share:.0%} of {actions.total()} calls, and success "
+        "after it "
         f"({after:.0%}) is that after anything else ({after_others:.0%}): its verdict says nothing.",
         f"verdicts {agent_id}",
         ("a reward for right verdicts", "right and wrong cases in the data"),
@@ -312,7 +319,8 @@ def entropy_moves(history: History) -> Iterator[Reading]:
         gone = min(ENTROPY_GONE * start / max(now, 1e-9), history.room() / ENTROPY_ROOM)
         yield Reading(
             gone if gain <= NO_GAIN else 0.0,
-            f"The entropy of policy {policy} is {now:.3g} nats, {now / start:.0%} of its start, while success stays at "
+            f"The entropy of policy {policy} is {now:.3g} nats, {now / start:.0%} of its start, "
+            "while success stays at "
             f"{1 - history.room():.0%}: its replies no longer differ, and nothing new is tried.",
             f"low {policy}",
             ("actor_rollout_ref.actor.clip_ratio_high=0.28", "a small actor_rollout_ref.actor.entropy_coeff"),
@@ -320,7 +328,8 @@ def entropy_moves(history: History) -> Iterator[Reading]:
         )
         yield Reading(
             now / (ENTROPY_EXPLODES * start) if now >= LEAST_ENTROPY else 0.0,
-            f"The entropy of policy {policy} is {now:.3g} nats, {now / start:.1f} times its start: its replies turn to "
+            f"The entropy of policy {policy} is {now:.3g} nats, {now / start:.1f} times its start: "
+            "its replies turn to "
             "noise.",
             f"high {policy}",
             ("a lower actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor.entropy_coeff=0"),
@@ -334,7 +343,8 @@ def lengths_drift(history: History) -> Iterator[Reading]:
         if (share := history.now(key)) is not None:
             yield Reading(
                 share / CUT,
-                f"{share:.0%} of the replies of {history.agent(agent_id)} are cut at the length limit: they are judged "
+                f"{share:.0%} of the replies of {history.agent(agent_id)} are cut at the length "
+                "limit: they are judged "
                 "unfinished.",
                 f"cut {agent_id}",
                 ("a larger data.max_response_length", "reward.overlong_buffer.enable=true"),
@@ -357,7 +367,8 @@ def lengths_drift(history: History) -> Iterator[Reading]:
         harmless = gain >= NO_GAIN or now_success >= 0.95
         yield Reading(
             0.0 if harmless else ratio,
-            f"The replies of {history.agent(agent_id)} have {length:.0f} tokens on average, {length / start:.1f} times "
+            f"The replies of {history.agent(agent_id)} have {length:.0f} tokens on average, "
+            f"{length / start:.1f} times "
             f"those of the start, and success has changed by {gain:+.1%}.",
             f"length {agent_id}",
             ("reward.overlong_buffer.enable=true", "another actor_rollout_ref.actor.loss_agg_mode"),

@@ -44,8 +44,10 @@ def stalled(run: Mapping[str, Any]) -> Reading | None:
     if isinstance(heartbeat, (int, float)) and now - heartbeat > HEARTBEAT_S:
         return Reading(
             (now - heartbeat) / HEARTBEAT_S,
-            f"The process has given no sign of life for {_seconds(now - heartbeat)} and has not said how it "
-            f"ended: it was killed, or its machine has stopped (last completed step: {state.get('step')}).",
+            f"The process has given no sign of life for {_seconds(now - heartbeat)} and has not "
+            "said how it "
+            "ended: it was killed, or its machine has stopped (last completed step: "
+            f"{state.get('step')}).",
             "heartbeat",
             ("dmesg and logs/ for the cause, then start the run again: it goes on from its checkpoint",),
             at_once=True,
@@ -132,9 +134,10 @@ def episodes_fail(history: History) -> Iterator[Reading]:
                 causes.update(facts.failures)
                 examples += facts.examples.get("failed", [])
         cause = causes.most_common(1)
-        why = (
-            f" The commonest cause, {cause[0][1]} of {sum(causes.values())}: {cause[0][0]}." if cause else ""
-        )
+        why = ""
+        if cause:
+            kind, count = cause[0]
+            why = f" The commonest cause, {count} of {sum(causes.values())}: {kind}."
         yield Reading(
             failed / total / (limit / 2),
             f"{failed / total:.1%} of {total:.0f} episodes failed; the run stops above {limit:.0%}.{why}",
@@ -147,7 +150,8 @@ def episodes_fail(history: History) -> Iterator[Reading]:
         (
             "training/engine_restarts",
             "Engines were restarted",
-            "logs/engine-*.log; a lower actor_rollout_ref.rollout.gpu_memory_utilization if they ran out of memory",
+            "logs/engine-*.log; a lower actor_rollout_ref.rollout.gpu_memory_utilization if they "
+            "ran out of memory",
         ),
         (
             "training/sandbox_failures",
@@ -187,7 +191,8 @@ def gap_grows(history: History) -> Iterator[Reading]:
         share = high + (history.now(LOW) or 0.0)
         yield Reading(
             share / OUT_OF_BOUNDS,
-            f"The probabilities that trainer and sampler give to {share:.2%} of the tokens differ by more than "
+            f"The probabilities that trainer and sampler give to {share:.2%} of the tokens differ "
+            "by more than "
             f"the bounds (expected: below {OUT_OF_BOUNDS:.1%}); means do not show such a tail.",
             "ratios",
             remedies,
@@ -198,7 +203,8 @@ def gap_grows(history: History) -> Iterator[Reading]:
     if gap is not None and _exact(history):
         yield Reading(
             gap / FP32_GAP,
-            f"On a CPU in fp32 the log-probs of engine and trainer differ by {gap:.2g} (expected: below "
+            f"On a CPU in fp32 the log-probs of engine and trainer differ by {gap:.2g} (expected: "
+            "below "
             f"{FP32_GAP:g}): they do not run the same weights or the same prompt.",
             "exact",
             ("trainer.check_engines=true", "logs/engine-*.log"),
@@ -218,7 +224,8 @@ def _growing_kl(history: History, remedies: tuple[str, ...]) -> Iterator[Reading
     limit = max(K3_KL, K3_FACTOR * start)
     yield Reading(
         kl / limit,
-        f"The divergence of the trainer from the sampler is {kl:.2g}, {kl / max(start, 1e-12):.0f} times that of the "
+        f"The divergence of the trainer from the sampler is {kl:.2g}, {kl / max(start, 1e-12):.0f} "
+        "times that of the "
         "first steps, though samples are not older.",
         "divergence",
         remedies,
@@ -265,7 +272,8 @@ def older_than_planned(history: History) -> Iterator[Reading]:
         if age is not None:
             yield Reading(
                 age / (max(bounds) + 1),
-                f"Samples of {history.agent(agent_id)} are {age:g} versions old; async_training.mode={mode} allows "
+                f"Samples of {history.agent(agent_id)} are {age:g} versions old; "
+                f"async_training.mode={mode} allows "
                 f"{max(bounds):g}.",
                 f"max {agent_id}",
                 remedies,
@@ -279,7 +287,8 @@ def older_than_planned(history: History) -> Iterator[Reading]:
         if age is not None and max(bounds) >= 2:
             yield Reading(
                 age / (0.8 * max(bounds)),
-                f"Samples of {history.agent(agent_id)} are {age:.1f} versions old on average, near the bound of "
+                f"Samples of {history.agent(agent_id)} are {age:.1f} versions old on average, near "
+                "the bound of "
                 f"{max(bounds):g}: engines are slower than updates.",
                 f"mean {agent_id}",
                 remedies,
@@ -298,7 +307,8 @@ def _dropped(history: History) -> Iterator[Reading]:
         if trained > 0:
             yield Reading(
                 dropped / trained / DROPPED,
-                f"{dropped:.0f} groups were dropped because they were too old, beside {trained:.0f} trained ones: "
+                f"{dropped:.0f} groups were dropped because they were too old, beside "
+                f"{trained:.0f} trained ones: "
                 "what is left is biased to short episodes.",
                 "dropped",
                 (
@@ -311,7 +321,8 @@ def _dropped(history: History) -> Iterator[Reading]:
     if ratio is not None:
         yield Reading(
             (1 - ratio) / (1 - LENGTH_RATIO),
-            f"Trained episodes have {ratio:.0%} of the length of all that were played: long ones are dropped.",
+            f"Trained episodes have {ratio:.0%} of the length of all that were played: long ones "
+            "are dropped.",
             "length",
             ("async_training.max_off_policy_strategy=wait",),
             ("fully_async/trained_length_ratio",),
@@ -323,7 +334,8 @@ def validation_is_not_apart(history: History) -> Iterator[Reading]:
     overlap = history.overlap
     yield Reading(
         float(overlap.shared),
-        f"{overlap.shared} of {overlap.tasks} validation tasks have the text of a training task: the accuracy "
+        f"{overlap.shared} of {overlap.tasks} validation tasks have the text of a training task: "
+        "the accuracy "
         "says in part what was learnt by heart.",
         remedies=("other data.val_files",),
         episodes=overlap.episodes,
@@ -344,7 +356,8 @@ def best_of_many(history: History) -> Iterator[Reading]:
     deviation = math.sqrt(best * (1 - best) / tasks)
     yield Reading(
         count / VALIDATIONS,
-        f"The best of {count} validations, {best:.1%}, is about {deviation * math.sqrt(2 * math.log(count)):.1%} "
+        f"The best of {count} validations, {best:.1%}, is about "
+        f"{deviation * math.sqrt(2 * math.log(count)):.1%} "
         f"too good, since it was chosen; the last one is {rates[-1]:.1%}.",
         remedies=("quote the last validation, or choose on one set of tasks and quote another",),
     )
@@ -370,7 +383,8 @@ def masks(history: History) -> Iterator[Reading]:
         if (mass := history.mean(key)) is not None:
             yield Reading(
                 mass / 0.1,
-                f"Masks cut off {mass:.0%} of the probability of the tokens of {history.agent(agent_id)}: its prompt "
+                f"Masks cut off {mass:.0%} of the probability of the tokens of "
+                f"{history.agent(agent_id)}: its prompt "
                 "does not lead to the form.",
                 agent_id,
                 ("a prompt that shows the form",),

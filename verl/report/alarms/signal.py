@@ -39,7 +39,8 @@ def no_update(history: History) -> Iterator[Reading]:
             continue
         yield Reading(
             min(LR_SPENT * highest / max(rate, 1e-30), left / STEPS_LEFT, history.room() / ROOM),
-            f"The learning rate of policy {policy} is {rate:.1e}, {rate / highest:.1%} of its highest, with {left:.0%} "
+            f"The learning rate of policy {policy} is {rate:.1e}, {rate / highest:.1%} of its "
+            f"highest, with {left:.0%} "
             f"of the steps left and {history.room():.0%} of the success missing.",
             f"lr {policy}",
             (
@@ -67,7 +68,8 @@ def no_update(history: History) -> Iterator[Reading]:
         if (skipped := history.now(key)) is not None:
             yield Reading(
                 float(skipped > 0),
-                f"{skipped:.0f} updates of policy {policy} were left out in the last step: the gradient was not finite.",
+                f"{skipped:.0f} updates of policy {policy} were left out in the last step: the "
+                "gradient was not finite.",
                 f"skipped {policy}",
                 (
                     "a lower actor_rollout_ref.actor.optim.lr",
@@ -96,7 +98,8 @@ def silent_groups(history: History) -> Iterator[Reading]:
         ratio = min(share / SILENT, history.room() / ROOM)
         yield Reading(
             ratio if groups >= FEWEST_GROUPS else 0.0,
-            f"{share:.0%} of the groups of {history.agent(agent_id)} have no advantage, with {history.room():.0%} of "
+            f"{share:.0%} of the groups of {history.agent(agent_id)} have no advantage, with "
+            f"{history.room():.0%} of "
             f"the success missing{why}.",
             agent_id,
             remedies,
@@ -148,7 +151,8 @@ def one_sided(history: History) -> Iterator[Reading]:
         side = "against" if share < 0.5 else "for"
         yield Reading(
             ratio,
-            f"{max(share, 1 - share):.0%} of the gradient of policy {policy} is {side} replies ({rows} rows with an "
+            f"{max(share, 1 - share):.0%} of the gradient of policy {policy} is {side} replies "
+            f"({rows} rows with an "
             "advantage, weighted by tokens): replies of one outcome are much longer than the others.",
             f"sign {policy}",
             ("algorithm.group_by_agent_id=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
@@ -158,7 +162,8 @@ def one_sided(history: History) -> Iterator[Reading]:
         if (share_now := history.now(key)) is not None:
             yield Reading(
                 share_now / GRADIENT_SHARE,
-                f"{history.agent(agent_id)} makes {share_now:.0%} of the gradient of a policy that it shares: the others "
+                f"{history.agent(agent_id)} makes {share_now:.0%} of the gradient of a policy that "
+                "it shares: the others "
                 "are trained as it likes.",
                 f"share {agent_id}",
                 ("algorithm.group_by_agent_id=true", "algorithm.per_agent", "agent.specialization=full"),
@@ -175,7 +180,8 @@ def duplicates(history: History) -> Iterator[Reading]:
         if agent.seeds:
             yield Reading(
                 float(agent.seeds),
-                f"{agent.seeds} pairs of replies of {name} to one prompt were sampled with equal seeds: a group has "
+                f"{agent.seeds} pairs of replies of {name} to one prompt were sampled with equal "
+                "seeds: a group has "
                 "fewer different replies than it seems.",
                 f"seeds {name}",
                 ("data.seed, and the seeds that a program asks for (docs/frameworks.md)",),
@@ -189,7 +195,8 @@ def duplicates(history: History) -> Iterator[Reading]:
         share = agent.equal / agent.pairs
         yield Reading(
             (share - expected) / DUPLICATES,
-            f"{share:.0%} of {agent.pairs} pairs of replies of {name} to one prompt are equal; by their probabilities "
+            f"{share:.0%} of {agent.pairs} pairs of replies of {name} to one prompt are equal; by "
+            "their probabilities "
             f"{expected:.0%} should be.",
             f"equal {name}",
             ("seeds and caches of the engine (logs/engine-*.log)", "actor_rollout_ref.rollout.temperature=1"),
@@ -246,7 +253,8 @@ def lazy(history: History) -> Iterator[Reading]:
         for kind, share, limit, what in figures:
             yield Reading(
                 min(share / limit, history.room() / ROOM),
-                f"{share:.0%} of the last {calls} replies of {name}: each {what}. It may not matter: run `verl-mas "
+                f"{share:.0%} of the last {calls} replies of {name}: each {what}. It may not "
+                "matter: run `verl-mas "
                 "audit` to see.",
                 f"{kind} {name}",
                 settle,

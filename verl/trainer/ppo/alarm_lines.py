@@ -115,7 +115,7 @@ def credit_columns(batch: DataProto) -> dict[str, list[Any]]:
     mask = tensors["response_mask"]
     tokens = mask.sum(dim=1)
     sums = (tensors["advantages"] * mask).sum(dim=1) / tokens.clamp(min=1)
-    columns = {
+    columns: dict[str, list[Any]] = {
         name: batch.non_tensor_batch[name].tolist()
         for name in ("policy_id", "traj_uid", "turn", "call", "candidate")
         if name in batch.non_tensor_batch
