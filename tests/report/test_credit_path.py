@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -15,37 +16,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from agent_system.record import EpisodeRecord, RewardTerms, Sample, SampleIdentity, SampleRequest
 from agent_system.reward import assign_rewards
 from agent_system.rollout.batch import build_batch
+from tests.report.reading import column
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, Generation
+from verl.report.index import read_report
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import with_values
-from verl.trainer.plan.agents import split_by_settings
 from verl.trainer.plan.command_line import save_config
 from verl.trainer.ppo.collect.greedy_baseline import reward_baselines
+from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import group_numbers
+from verl.trainer.ppo.credit.record import write_credit
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.metric_utils import compute_agent_metrics
 from verl.utils.timer import Timer
 
-# In the order of the page: files are joined in the order of their names.
-SCRIPTS = sorted((Path(__file__).parents[2] / "verl" / "report" / "page").glob("credit*.js"))
+FOLDER = Path(__file__).parents[2] / "verl" / "report" / "page"
+# Those without elements, in the order of the page.
+SCRIPTS = [FOLDER / "core.js", *sorted(FOLDER.glob("credit*.js"))]
 RUNNER = """
 const fs = require("fs");
 const scripts = process.argv.slice(1).map((path) => fs.readFileSync(path, "utf8"));
-require("vm").runInThisContext('"use strict";\\n' + scripts.join("\\n"));
-const results = JSON.parse(fs.readFileSync(0, "utf8")).map(({ run, rows, settings }) => {
-  const path = report.creditPath(run, rows, settings);
-  return { path, checks: report.creditChecks(run, rows, path) };
+require("vm").runInThisContext(scripts.join("\\n"));
+const results = JSON.parse(fs.readFileSync(0, "utf8")).map((run) => {
+  const rows = report.stepRows(run, run.steps[0]);
+  const path = report.creditPath(run, rows, run.config);
+  const keys = rows.map((row) => [row.traj_uid, row.turn, row.call, row.candidate].join("/"));
+  return { path, keys, checks: report.creditChecks(run, rows, path) };
 });
 console.log(JSON.stringify(results));
 """
 AGENTS = ("Solver Agent", "verifier", "writer")
-SEEDS = 8
+SEEDS = 6
 
 needs_node = pytest.mark.skipif(
     shutil.which("node") is None, reason="the script of the page runs in node, which is not installed"
@@ -53,7 +59,7 @@ needs_node = pytest.mark.skipif(
 pytestmark = needs_node
 
 
-def sample(rng: Random, agent: str, turn: int, number: int, **changes: Any) -> Sample:
+def sample(rng: Random, agent: str, turn: int, number: int) -> Sample:
     """A call with rewards that are often equal, sometimes unreadable, sometimes masked."""
     tokens = rng.randint(1, 9)
     masked = rng.random() < 0.15
@@ -183,85 +189,44 @@ class ScriptedTeam:
 
 @dataclass
 class Case:
-    """One step: what the script gets, and what the trainer computed.
+    """One step: what the page gets, and what the trainer computed.
 
     Attributes:
         batch: rows with advantages.
-        rows, run, settings: arguments of the script.
+        run: the run as the report reads it from its files.
         config: of the run.
-        columns: of `credit/`.
-        places: index in `rows` of each row of the batch.
+        keys: episode, turn, call and candidate of each row.
     """
 
     batch: DataProto
-    rows: list[dict[str, Any]]
     run: dict[str, Any]
-    settings: dict[str, Any]
     config: RunConfig
-    columns: dict[str, list[Any]]
-    places: list[int]
+    keys: list[str]
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens of each row that are trained, `[bsz]`."""
+        tokens: np.ndarray = self.batch.batch["response_mask"].sum(dim=1).numpy()
+        return tokens
 
-def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from flat(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
+    @property
+    def advantages(self) -> np.ndarray:
+        """Mean over these tokens, `[bsz]`."""
+        mask = self.batch.batch["response_mask"]
+        sums: np.ndarray = (self.batch.batch["advantages"].double() * mask).sum(dim=1).numpy()
+        return sums / np.maximum(self.tokens, 1)
 
-
-def credit_columns(
-    batch: DataProto, config: RunConfig, before: dict[str, float], after: dict[str, float]
-) -> dict[str, list[Any]]:
-    """The columns of `credit/`; `before` and `after` are averages of `rae`."""
-    mask = batch.batch["response_mask"]
-    tokens = mask.sum(dim=1)
-    advantages = batch.batch["advantages"].double() * mask
-    names = ("traj_uid", "turn", "call", "candidate", "agent_id", "policy_id")
-    out: dict[str, list[Any]] = {name: batch.non_tensor_batch[name].tolist() for name in names}
-    out |= {
-        "group": group_numbers(batch, config.algorithm).tolist(),
-        "tokens": tokens.tolist(),
-        "advantage": (advantages.sum(dim=1) / tokens.clamp(min=1)).tolist(),
-        "abs": (advantages.abs().sum(dim=1) / tokens.clamp(min=1)).tolist(),
-        "baseline": [None] * len(batch),
-    }
-    if config.algorithm.use_kl_in_reward:
-        penalty = batch.batch["token_level_scores"] - batch.batch["token_level_rewards"]
-        out["kl"] = penalty.double().sum(dim=1).tolist()
-    if "row_weights" in set(batch.batch.keys()):
-        out["weight"] = batch.batch["row_weights"].tolist()
-    for settings, rows in split_by_settings(config.algorithm, batch.non_tensor_batch["agent_id"]):
-        for row in rows:
-            if settings.adv_estimator == "gae":
-                out["baseline"][row] = batch.batch["values"][row, mask[row].argmax()].item()
-            if settings.adv_estimator == "rae":
-                averages = after if settings.rae.order == "update_first" else before
-                role = [batch.non_tensor_batch[name][row] for name in ("data_source", "agent_id")]
-                out["baseline"][row] = averages.get(json.dumps(role), 0.0)
-    return out
-
-
-def stepped(records: Sequence[EpisodeRecord], step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows as `report.stepRows` gives them, and the columns of episodes, of the lines of the records."""
-    rows: list[dict[str, Any]] = []
-    lines = [json.loads(json.dumps(record.to_json())) for record in records]
-    anchors: dict[str, int] = {}
-    for number, (line, record) in enumerate(zip(lines, records, strict=True)):
-        about = {
-            name: line[name] for name in ("uid", "traj_uid", "task_id", "data_source", "index", "failure")
-        }
-        for call, s in zip(line["calls"], record.samples, strict=True):
-            rest = {"final_call": s.identity.final_call, "depth": 0, "design": ""} | call
-            rows.append(rest | about | {
-                "agent": call["agent_id"], "step": step, "episode": number, "row": len(rows), "left_out": "",
-                "anchor": anchors.setdefault(call["anchor"], len(anchors)),
-            })  # fmt: skip
-    names = ("turns", "team_reward", "turn_rewards", "reward_terms")
-    return rows, {name: [line.get(name) for line in lines] for name in names}
+    @property
+    def weights(self) -> list[float]:
+        """Weight of each row in the loss."""
+        if "row_weights" not in set(self.batch.batch.keys()):
+            return [1.0] * len(self.batch)
+        weights: list[float] = self.batch.batch["row_weights"].tolist()
+        return weights
 
 
 def make_case(
+    folder: Path,
     seed: int,
     algorithm: dict[str, Any],
     reward: dict[str, Any] | None = None,
@@ -269,8 +234,21 @@ def make_case(
     version: int = 0,
     credit: bool = True,
     state: dict[str, Any] | None = None,
+    lost: float = 0.0,
 ) -> Case:
-    """A random step, scored and compared by the trainer's own code; `state` is that of estimators."""
+    """A random step, scored and compared by the trainer's own code, and written as a run folder.
+
+    Args:
+        folder: a new folder is made in it.
+        seed: of everything random.
+        algorithm, reward: keys of the run.
+        tree: `rollout.tree.returns`; empty: no tree.
+        version: of the weights; the step is the one after it.
+        credit: write `credit/`.
+        state: of estimators, goes on.
+        lost: share of the episodes that are not written.
+    """
+    folder = Path(tempfile.mkdtemp(dir=folder))
     rng = Random(f"{seed} {algorithm.get('adv_estimator')} {tree}")
     config = RunConfig()
     config.algorithm = with_values(config.algorithm, algorithm, "algorithm")
@@ -284,7 +262,7 @@ def make_case(
     greedy_calls = "remax" in estimators and tree == "step"
     penalty = {agent: rng.choice([0.0, 0.1]) for agent in AGENTS}
 
-    def played(uids: Sequence[str], sizes: Sequence[int], greedy: bool) -> list[EpisodeRecord]:
+    def play(uids: Sequence[str], sizes: Sequence[int], greedy: bool) -> list[EpisodeRecord]:
         return [
             episode(rng, uid, i, bool(tree), greedy, tokens)
             for uid, size in zip(uids, sizes, strict=True)
@@ -293,63 +271,74 @@ def make_case(
 
     sizes = [rng.randint(1, 8) for _ in range(rng.randint(1, 5))]
     uids = [f"t{i % 3}s{i}" for i in range(len(sizes))]
-    records, metrics = assign_rewards(
-        played(uids, sizes, greedy_calls), config.reward, penalty, tree or "step"
-    )
+    played = play(uids, sizes, greedy_calls)
+    records, metrics = assign_rewards(played, config.reward, penalty, tree or "step")
     batch = build_batch(
         records,
         greedy_baselines=greedy_calls,
         token_rewards=tokens,
         reward_terms={agent: ("style", "speed") for agent in AGENTS},
     )
-    assert batch is not None
+    if batch is None:  # all of few episodes have failed
+        return make_case(folder, seed + 1000, algorithm, reward, tree, version, credit, state, lost)
     if "remax" in estimators and not greedy_calls:
         names = [uid + GREEDY_SUFFIX for uid in uids]
         greedy, _ = assign_rewards(
-            played(names, [1] * len(uids), False), config.reward, penalty, tree or "step"
+            play(names, [1] * len(uids), False), config.reward, penalty, tree or "step"
         )
         result: Any = SimpleNamespace(batch=build_batch(greedy), episodes=greedy)
         batch.non_tensor_batch["reward_baselines"], _ = reward_baselines(batch, result, config.reward.alpha)
         records = [*records, *greedy]
     correction = config.algorithm.rollout_correction
     old = config.algorithm.use_kl_in_reward or correction.corrects_batch
-    plan: Any = SimpleNamespace(committed=tree == "committed", on_policy=not old, needs_sum_pi_squared=False)
+    plan: Any = SimpleNamespace(
+        committed=tree == "committed", on_policy=not old, needs_sum_pi_squared=False,
+        trained=[SimpleNamespace(estimator=name) for name in estimators],
+    )  # fmt: skip
     team: Any = ScriptedTeam(rng, "gae" in estimators, config.algorithm.use_kl_in_reward)
     assigner = CreditAssigner(config, plan, team)
     assigner.load_state_dict({"kl_coef": {}, "estimators": state or {}})
-    before = json.loads(json.dumps(assigner.estimator_state.get("rae", {})))
     batch, _ = assigner.score(batch, Timer(), version)
     if state is not None:
         state |= assigner.estimator_state
-    columns = credit_columns(batch, config, before, assigner.estimator_state.get("rae", {}))
-    rows, episodes = stepped(records, version + 1)
-    places = [
-        {"agent": agent, "policy": "own" if agent == "writer" else "shared", "trained": True,
-         "group": "other" if agent == "writer" else "group"}
-        for agent in AGENTS
-    ]  # fmt: skip
     metrics |= compute_agent_metrics(batch, config.algorithm)
     mask = batch.batch["response_mask"].bool()
     metrics["critic/advantages/mean"] = batch.batch["advantages"][mask].mean().item()
-    run = {
-        "agents": places, "steps": [version + 1], "episodes": episodes,
-        "metrics": {name: [value] for name, value in metrics.items()},
-        "credit": {str(version + 1): columns} if credit else {},
-    }  # fmt: skip
-    by_key = {(r["traj_uid"], r["turn"], r["call"], r["candidate"]): i for i, r in enumerate(rows)}
-    keys_of_rows = zip(*(columns[name] for name in ("traj_uid", "turn", "call", "candidate")), strict=True)
-    indices = [by_key[key] for key in keys_of_rows]
-    return Case(batch, rows, run, dict(flat(asdict(config))), config, columns, indices)
+    step = version + 1
+    save_config(config, folder / "config.yaml")
+    agents = {(s.agent_id, s.identity.policy_id, s.identity.wg_id) for r in played for s in r.samples}
+    names = ("agent", "policy", "group")
+    state_of_run = {"format": 1, "attempt": {"started": 0.0, "from_step": 0}, "state": "done", "step": step,
+                    "agents": [dict(zip(names, agent, strict=True), trained=True) for agent in agents]}  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(state_of_run))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": step, **metrics}) + "\n")
+    (folder / "trajectories").mkdir()
+    kept = [r for r in records if rng.random() >= lost] or records[:1] if lost else records
+    lines = [json.dumps(record.to_json()) for record in kept]
+    (folder / "trajectories" / f"train_{step:06d}.jsonl").write_text("\n".join(lines) + "\n")
+    if credit:
+        write_credit(folder, step, StepSamples(batch, records, {}, 0), batch, config.algorithm)
+    columns = zip(
+        *(batch.non_tensor_batch[n] for n in ("traj_uid", "turn", "call", "candidate")), strict=True
+    )
+    return Case(batch, read_report([folder]).runs[0], config, ["/".join(map(str, key)) for key in columns])
 
 
 def run_script(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """The results of each case: `path` and `checks`."""
-    given = json.dumps([{"run": c.run, "rows": c.rows, "settings": c.settings} for c in cases])
+    """The results of each case: `path` and `keys` of every call of the step, and `checks`."""
     command = ["node", "-e", RUNNER, *map(str, SCRIPTS)]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
+    runs = json.dumps([case.run for case in cases])
+    done = subprocess.run(command, input=runs, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     results: list[dict[str, Any]] = json.loads(done.stdout)
     return results
+
+
+def rows_of(case: Case, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result of each row of the batch; calls that were not trained have none."""
+    by_key = {key: r for key, r in zip(result["keys"], result["path"], strict=True) if r is not None}
+    assert set(by_key) == set(case.keys)
+    return [by_key[key] for key in case.keys]
 
 
 def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = ("",)) -> None:
@@ -358,26 +347,23 @@ def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = (
     """
     for number, (case, result) in enumerate(zip(cases, run_script(cases), strict=True)):
         where = f"case {number}: {case.config.algorithm} {case.config.reward}"
-        rows = [result["path"][place] for place in case.places]
-        assert sum(r is not None for r in result["path"]) == len(rows), (
-            "a row that was not trained has a result"
-        )
+        rows = rows_of(case, result)
         assert {r["why"] for r in rows} <= {*why}, where
-        expected = np.array(case.columns["advantage"])
+        expected = case.advantages
         found = np.array([r["advantage"] for r in rows], dtype=np.float64)
-        kept = np.array([n > 0 and not r["why"] for n, r in zip(case.columns["tokens"], rows, strict=True)])
+        kept = (case.tokens > 0) & np.array([not r["why"] for r in rows])
         worst = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
         assert (worst <= tolerance)[kept].all(), (worst[kept].max(), where)
         assert not any(r["marked"] for r in rows), where
-        pairs = set(zip((r["group"] for r in rows), case.columns["group"], strict=True))
+        groups = zip(
+            (r["group"] for r in rows), group_numbers(case.batch, case.config.algorithm), strict=True
+        )
+        pairs = set(groups)
         assert len(pairs) == len({g for g, _ in pairs}) == len({g for _, g in pairs}), where
         rewards = case.batch.non_tensor_batch["reward"].astype(float)
-        assert np.allclose([r["terms"][-1]["value"] for r in rows], rewards, rtol=0, atol=1e-9), where
-        weights = case.columns.get("weight", [None] * len(rows))
-        for r, weight in zip(rows, weights, strict=True):
-            assert r["why"] or (r.get("weight") if weight is None else r["weight"]) == pytest.approx(
-                weight
-            ), where
+        assert np.allclose([r["terms"][-1]["value"] for r in rows], rewards, rtol=1e-8, atol=1e-8), where
+        for r, weight in zip(rows, case.weights, strict=True):
+            assert r["why"] or r.get("weight", 1.0) == pytest.approx(weight), where
         assert not [check for check in result["checks"] if check["marked"]], where
 
 
@@ -418,10 +404,10 @@ OVER = [name for name in ESTIMATORS if name not in ("m_grpo", "gae", "remax", "r
 def random_algorithm(rng: Random, name: str) -> dict[str, Any]:
     algorithm = {"adv_estimator": name, "singleton": rng.choice(["zero", "raw"])} | rng.choice(GROUPS)
     algorithm |= {key: rng.choice(values) for key, values in ESTIMATORS[name].items()}
-    if name in WEIGHED:
-        algorithm["call_weighting"] = rng.choice(["sample", "trajectory"])
-    if name in OVER:
-        algorithm["statistics_over"] = rng.choice(["auto", "samples", "trajectories"])
+    # set in any case: an agent's own settings would have the common ones otherwise
+    algorithm["call_weighting"] = rng.choice(["sample", "trajectory"]) if name in WEIGHED else "sample"
+    over = ["auto", "samples", "trajectories"] if name in OVER else ["auto"]
+    algorithm["statistics_over"] = rng.choice(over)
     return algorithm
 
 
@@ -447,15 +433,15 @@ def random_reward(rng: Random, tree: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("tree", ["", "step", "committed"])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_estimator_gives_the_trainers_advantages(name: str, tree: str) -> None:
+def test_every_estimator_gives_the_trainers_advantages(name: str, tree: str, tmp_path: Path) -> None:
     cases = []
     for seed in range(SEEDS):
         rng = Random(f"settings {name} {tree} {seed}")
-        cases.append(make_case(seed, random_algorithm(rng, name), random_reward(rng, tree), tree))
+        cases.append(make_case(tmp_path, seed, random_algorithm(rng, name), random_reward(rng, tree), tree))
     check(cases)
 
 
-def test_agents_have_settings_of_their_own() -> None:
+def test_agents_have_settings_of_their_own(tmp_path: Path) -> None:
     cases = []
     for seed in range(2 * SEEDS):
         rng = Random(f"per agent {seed}")
@@ -466,11 +452,11 @@ def test_agents_have_settings_of_their_own() -> None:
             "verifier": rng.choice([{}, {"singleton": "raw", "gamma": 0.5}]),
             "writer": random_algorithm(rng, names[rng.choice([1, 2])]),
         }
-        cases.append(make_case(seed, algorithm, random_reward(rng), rng.choice(["", "committed"])))
+        cases.append(make_case(tmp_path, seed, algorithm, random_reward(rng), rng.choice(["", "committed"])))
     check(cases)
 
 
-def test_rejected_tokens_and_calls_are_in_no_statistic() -> None:
+def test_rejected_tokens_and_calls_are_in_no_statistic(tmp_path: Path) -> None:
     cases = []
     for seed in range(2 * SEEDS):
         rng = Random(f"rejection {seed}")
@@ -478,39 +464,39 @@ def test_rejected_tokens_and_calls_are_in_no_statistic() -> None:
         mode = rng.choice(["token_k1", "seq_mean_k1"])
         correction = {"rollout_rs": mode, "rollout_rs_threshold": "0.5_2.0"}
         algorithm = random_algorithm(rng, name) | {"rollout_correction": correction}
-        cases.append(make_case(seed, algorithm, random_reward(rng)))
-    assert any(0 in case.columns["tokens"] for case in cases)
+        cases.append(make_case(tmp_path, seed, algorithm, random_reward(rng)))
+    assert any(0 in case.tokens for case in cases)
     check(cases)
 
 
-def test_the_kl_in_the_reward_is_subtracted() -> None:
+def test_the_kl_in_the_reward_is_subtracted(tmp_path: Path) -> None:
     cases = []
     for seed in range(2 * SEEDS):
         rng = Random(f"kl {seed}")
         name = rng.choice(["grpo", "rloo", "gigpo", "gae", "opo", "reinforce_plus_plus_baseline", "remax"])
         algorithm = random_algorithm(rng, name) | {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0.1}}
         algorithm["norm_adv_by_std_in_grpo"] = False
-        cases.append(make_case(seed, algorithm, random_reward(rng), rng.choice(["", "committed"])))
+        cases.append(make_case(tmp_path, seed, algorithm, random_reward(rng), rng.choice(["", "committed"])))
     check(cases, 3e-6, ("", "the KL in the reward of each token is in no file"))
 
 
-def test_rewards_of_single_tokens_add_up() -> None:
+def test_rewards_of_single_tokens_add_up(tmp_path: Path) -> None:
     cases = []
     for seed in range(2 * SEEDS):
         rng = Random(f"tokens {seed}")
         name = rng.choice(["grpo", "rloo", "gae", "remax", "reinforce_plus_plus"])
         algorithm = random_algorithm(rng, name) | {"norm_adv_by_std_in_grpo": False}
-        cases.append(make_case(seed, algorithm, {"granularity": "token"}))
+        cases.append(make_case(tmp_path, seed, algorithm, {"granularity": "token"}))
     check(cases, 3e-6, ("", "which of the tokens with a reward were masked or rejected is in no file"))
 
 
-def test_the_moving_average_of_rae_is_in_credit_after_the_first_step() -> None:
+def test_the_moving_average_of_rae_is_in_credit_after_the_first_step(tmp_path: Path) -> None:
     cases = []
     for order in ("subtract_first", "update_first"):
         state: dict[str, Any] = {}
         for version in range(3):
             algorithm = {"adv_estimator": "rae", "rae": {"decay": 0.9, "order": order}}
-            cases.append(make_case(version, algorithm, version=version, state=state))
+            cases.append(make_case(tmp_path, version, algorithm, version=version, state=state))
     check(cases)
     for case in cases:
         case.run["credit"] = {}
@@ -519,31 +505,55 @@ def test_the_moving_average_of_rae_is_in_credit_after_the_first_step() -> None:
     assert [why == {""} for why in whys] == [True, False, False] * 2, "the first step needs no file"
 
 
+def test_groups_of_which_rows_are_not_written_are_not_computed(tmp_path: Path) -> None:
+    cases = [make_case(tmp_path, seed, {"adv_estimator": "grpo"}, lost=0.3) for seed in range(SEEDS)]
+    cases += [make_case(tmp_path, seed, {"adv_estimator": "gdpo", "gdpo_reward_keys": ["reward"]}, lost=0.3)
+              for seed in range(SEEDS)]  # fmt: skip
+    computed = []
+    for case, result in zip(cases, run_script(cases), strict=True):
+        place = {key: i for i, key in enumerate(case.keys)}
+        group = group_numbers(case.batch, case.config.algorithm)
+        present = np.zeros(len(case.keys), dtype=bool)
+        present[[place[key] for key, r in zip(result["keys"], result["path"], strict=True) if r]] = True
+        whole = case.config.algorithm.adv_estimator == "gdpo"
+        for key, r in zip(result["keys"], result["path"], strict=True):
+            if r is None:
+                continue
+            assert not r["marked"]
+            absent = ~present if whole else ~present & (group == group[place[key]])
+            assert bool(r["why"]) == bool(absent.any())
+            if not r["why"] and case.tokens[place[key]]:
+                computed.append(key)
+                assert r["advantage"] == pytest.approx(case.advantages[place[key]], abs=1e-6)
+            elif r["why"]:
+                assert r["why"].startswith(f"{absent.sum()} of ")
+    assert computed
+
+
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
         ({"adv_estimator": "optimal_token_baseline"}, "it needs the probabilities of every token"),
         ({"adv_estimator": "gae"}, "it needs the critic's value of every token"),
-        ({"adv_estimator": "gae", "gae": {"level": "turn"}}, "the critic's values of first tokens"),
+        ({"adv_estimator": "gae", "gae.level": "turn"}, "the critic's values of first tokens"),
         (
-            {"adv_estimator": "gigpo", "gigpo": {"enable_similarity": True}},
+            {"adv_estimator": "gigpo", "gigpo.enable_similarity": True},
             "states that are joined by the similarity",
         ),
         ({"use_kl_in_reward": True}, "the KL in the reward is in credit/ alone"),
+        ({"rollout_correction.rollout_rs": "token_k1"}, "the tokens that were rejected are in credit/ alone"),
+        ({"adv_estimator": "gpg", "filter_groups.enable": True}, "the groups that were trained are"),
         (
-            {"rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2.0"}},
-            "the tokens that were rejected are in credit/ alone",
-        ),
-        ({"adv_estimator": "gpg", "filter_groups": {"enable": True}}, "the groups that were trained are"),
-        (
-            {"adv_estimator": "m_grpo", "m_grpo": {"main_agent": "writer", "sub_calls": 3}},
+            {"adv_estimator": "m_grpo", "m_grpo.main_agent": "writer", "m_grpo.sub_calls": 3},
             "which calls were drawn is in credit/ alone",
         ),
+        ({"adv_estimator": "gdpo", "gdpo_reward_keys": ["taste"]}, "taste of algorithm.gdpo_reward_keys"),
+        ({"adv_estimator": "mine"}, "mine is an estimator of a plug-in"),
     ],
 )
-def test_what_the_records_lack_is_named(algorithm: dict[str, Any], why: str) -> None:
-    case = make_case(1, {"adv_estimator": "grpo"}, credit=False)
-    case.settings |= dict(flat({"algorithm": algorithm}))
+def test_what_the_records_lack_is_named(algorithm: dict[str, Any], why: str, tmp_path: Path) -> None:
+    case = make_case(tmp_path, 1, {"adv_estimator": "grpo"}, credit=False)
+    case.run["config"] |= {f"algorithm.{key}": value for key, value in algorithm.items()}
     rows = [r for r in run_script([case])[0]["path"] if r]
     assert any(r["why"].startswith(why) for r in rows), rows[0]
     for r in rows:
@@ -552,28 +562,30 @@ def test_what_the_records_lack_is_named(algorithm: dict[str, Any], why: str) -> 
             assert r["advantage"] is None and r["why"] in r["line"] and not r["marked"]
 
 
-def test_an_estimator_of_a_plug_in_is_named() -> None:
-    case = make_case(1, {"adv_estimator": "grpo"})
-    case.settings["algorithm.adv_estimator"] = "mine"
-    rows = [r for r in run_script([case])[0]["path"] if r]
-    assert {r["why"] for r in rows} == {"mine is an estimator of a plug-in"}
+def test_what_differs_from_the_record_is_marked(tmp_path: Path) -> None:
+    right, advantage, reward = (make_case(tmp_path, 3, {"adv_estimator": "rloo"}) for _ in range(3))
+    for case in (right, advantage, reward):
+        case.run["calls"]["team_reward"] = {"all": 99.0}  # what the record says of it is not read
+    row = int(right.tokens.argmax())
+    advantage.run["credit"]["1"]["advantage"][row] += 2e-5
+    number = column(reward.run["episodes"], "traj_uid").index(reward.keys[row].split("/")[0])
+    reward.run["episodes"]["team_reward"] = column(reward.run["episodes"], "team_reward")
+    reward.run["episodes"]["team_reward"][number] += 0.5
+    results = [
+        rows_of(case, r)
+        for case, r in zip((right, advantage, reward), run_script([right, advantage, reward]), strict=True)
+    ]
+    marked = [[i for i, r in enumerate(rows) if r["marked"]] for rows in results]
+    episode_rows = [
+        i for i, key in enumerate(right.keys) if key.split("/")[0] == right.keys[row].split("/")[0]
+    ]
+    assert marked == [[], [row], episode_rows]
+    assert results[1][row]["error"] == pytest.approx(2e-5, rel=0.1)
+    assert results[2][row]["rewardError"] == pytest.approx(0.5)
 
 
-def test_what_differs_from_the_record_is_marked() -> None:
-    right, other, wrong_reward = (make_case(3, {"adv_estimator": "rloo"}) for _ in range(3))
-    place = right.columns["tokens"].index(max(right.columns["tokens"]))
-    other.columns["advantage"][place] += 2e-5
-    wrong_reward.rows[wrong_reward.places[place]]["team_reward"] = 99.0  # of the record, which is not read
-    wrong_reward.rows[wrong_reward.places[place]]["local_reward"] += 0.5
-    results = [r["path"] for r in run_script([right, other, wrong_reward])]
-    marked = [[i for i, r in enumerate(path) if r and r["marked"]] for path in results]
-    assert marked == [[], [other.places[place]], [wrong_reward.places[place]]]
-    assert results[1][other.places[place]]["error"] == pytest.approx(2e-5, rel=0.1)
-    assert results[2][wrong_reward.places[place]]["rewardError"] == pytest.approx(0.5)
-
-
-def test_without_credit_the_metrics_of_the_step_are_compared() -> None:
-    case, wrong = (make_case(4, {"adv_estimator": "grpo"}, credit=False) for _ in range(2))
+def test_without_credit_the_metrics_of_the_step_are_compared(tmp_path: Path) -> None:
+    case, wrong = (make_case(tmp_path, 4, {"adv_estimator": "grpo"}, credit=False) for _ in range(2))
     wrong.run["metrics"]["agent/writer/advantage_abs"] = [9.0]
     checks = [r["checks"] for r in run_script([case, wrong])]
     names = {c["metric"] for c in checks[0]}
@@ -586,20 +598,19 @@ def test_without_credit_the_metrics_of_the_step_are_compared() -> None:
     assert [c["metric"] for c in checks[1] if c["marked"]] == ["agent/writer/advantage_abs"]
 
 
-def test_equal_replies_of_several_episodes_have_the_mean_of_their_rewards() -> None:
-    case = make_case(5, {"adv_estimator": "grpo"})
-    place = case.places[0]
-    case.rows[place]["reward"] += 1.0
-    case.settings["rollout.repeat_calls.writer"] = 2
-    row = run_script([case])[0]["path"][place]
-    assert row["terms"][-2] == {"name": "mean of equal replies", "value": pytest.approx(1.0)}
-    assert row["rewardError"] == 0
+def test_equal_replies_of_several_episodes_have_the_mean_of_their_rewards(tmp_path: Path) -> None:
+    case = make_case(tmp_path, 5, {"adv_estimator": "grpo"})
+    rewards = [value if value is None else value + 1.0 for value in column(case.run["calls"], "reward")]
+    case.run["calls"]["reward"] = rewards
+    case.run["config"]["rollout.repeat_calls.writer"] = 2
+    for row in rows_of(case, run_script([case])[0]):
+        assert row["terms"][-2] == {"name": "mean of equal replies", "value": pytest.approx(1.0)}
+        assert row["rewardError"] == 0
 
 
-def test_the_way_is_one_line() -> None:
-    case = make_case(6, {"adv_estimator": "grpo"}, {"alpha": 0.5, "shaping": "hop_weighted"})
-    place = case.places[0]
-    row = run_script([case])[0]["path"][place]
+def test_the_way_is_one_line(tmp_path: Path) -> None:
+    case = make_case(tmp_path, 6, {"adv_estimator": "grpo"}, {"alpha": 0.5, "shaping": "hop_weighted"})
+    row = rows_of(case, run_script([case])[0])[0]
     names = [term["name"] for term in row["terms"]]
     assert (
         names[:4] == ["team (episode)", "local", "0.5 team + local", "hop_weighted"] and names[-1] == "reward"
@@ -609,15 +620,3 @@ def test_the_way_is_one_line() -> None:
         and f"group of {row['groupSize']} with spread" in row["line"]
     )
     assert row["line"].endswith(f" on {row['tokens']} tokens")
-
-
-def test_settings_are_those_of_config_yaml(tmp_path: Path) -> None:
-    algorithm = {
-        "per_agent": {"writer": {"adv_estimator": "rloo", "group_by": ["uid"]}},
-        "adv_estimator": "opo",
-    }
-    case = make_case(7, algorithm, {"team_scope": "turn"})
-    save_config(case.config, tmp_path / "config.yaml")
-    nested = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    dotted = replace(case, settings=dict(flat(nested)))
-    check([dotted, replace(case, settings=nested)])

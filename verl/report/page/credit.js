@@ -48,10 +48,12 @@ globalThis.report ??= {};
     return "all" in column ? column.all : column[i];
   };
 
+  const textOf = (key) => (typeof key === "string" ? key : JSON.stringify(key));
+
   const gathered = (items, keyOf) => {
     const lists = new Map();
     for (const item of items) {
-      const key = JSON.stringify(keyOf(item));
+      const key = textOf(keyOf(item));
       if (!lists.has(key)) lists.set(key, []);
       lists.get(key).push(item);
     }
@@ -61,7 +63,7 @@ globalThis.report ??= {};
   // Numbers from 0 in the order of appearance.
   const numbered = (keys) => {
     const numbers = new Map();
-    return keys.map(JSON.stringify).map((key) => {
+    return keys.map(textOf).map((key) => {
       if (!numbers.has(key)) numbers.set(key, numbers.size);
       return numbers.get(key);
     });
@@ -122,7 +124,7 @@ globalThis.report ??= {};
       places.set(key(...["traj_uid", "turn", "call", "candidate"].map((name) => at(credit, name, i))), i);
     }
     const agents = new Map((run.agents ?? []).map((agent) => [agent.agent, agent]));
-    const finals = new Map(stepRows.filter((c) => c.committed !== false && !c.unheard).map((c) => [callKey(c), c]));
+    const finals = new Map(stepRows.filter((c) => (c.committed ?? true) && !c.unheard).map((c) => [callKey(c), c]));
     // M2PO masks tokens after the advantages of all have been computed
     const masksLater = (config["algorithm.rollout_correction.m2po_tau"] ?? null) !== null;
     return stepRows.flatMap((row, place) => {
@@ -136,7 +138,7 @@ globalThis.report ??= {};
         row, place, tokens, kl, credit: own, valid: tokens > 0, reward: row.reward,
         score: Math.fround(row.reward) - kl,
         policy: own?.policy_id ?? agents.get(row.agent)?.policy ?? row.agent,
-        engine: agents.get(row.agent)?.group ?? row.agent,
+        workers: agents.get(row.agent)?.group ?? "",
         finalTerms: finals.get(callKey({ ...row, call: row.final_call }))?.reward_terms,
         episodeTerms: at(run.episodes, "reward_terms", row.episode),
       }];
@@ -146,7 +148,7 @@ globalThis.report ??= {};
   const fieldOf = (r, name) => {
     const { row } = r;
     const renamed = {
-      agent_id: row.agent, policy_id: r.policy, wg_id: r.engine, depth: row.depth ?? 0, design: row.design ?? "",
+      agent_id: row.agent, policy_id: r.policy, wg_id: r.workers, depth: row.depth ?? 0, design: row.design ?? "",
       candidate: row.candidate ?? 0,
     };
     return name in renamed ? renamed[name] : row[name];
@@ -156,34 +158,61 @@ globalThis.report ??= {};
   const addGreedy = (run, config, stepRows, rows) => {
     const groupOf = (c) => JSON.stringify([c.uid.replace(/\/greedy$/, ""), c.agent]);
     const means = (calls) => {
-      const lists = gathered(calls.filter((c) => c.committed !== false), groupOf);
+      const lists = gathered(calls.filter((c) => (c.committed ?? true)), groupOf);
       return new Map([...lists.values()].map((list) => [groupOf(list[0]), mean(list.map((c) => c.reward))]));
     };
     const played = stepRows.filter((c) => c.uid.endsWith(GREEDY) && !c.failure && !c.unheard);
     const called = means(played.filter((c) => c.trained));
     const sampled = means(rows.map((r) => r.row));
     const alpha = config["reward.alpha"] ?? 1;
-    const team = new Map(played.map((c) => [c.uid, alpha * at(run.episodes, "team_reward", c.episode)]));
+    const team = new Map(); // of every greedy episode that did not fail, also of one without calls
+    for (let i = 0; i < (run.episodes.length ?? 0); i += 1) {
+      const of = (name) => at(run.episodes, name, i);
+      const isOfStep = of("step") === stepRows[0].step && of("split") === "train";
+      if (isOfStep && !of("failure") && of("uid").endsWith(GREEDY)) team.set(of("uid"), alpha * of("team_reward"));
+    }
     const calls = gathered(stepRows, callKey);
     const singleSteps = config["rollout.sampling"] === "tree" && !isCommittedTree(config);
-    const anyGreedy = stepRows.some((c) => c.uid.endsWith(GREEDY));
+    const withGreedy = new Set([...team.keys(), ...stepRows.map((c) => c.uid).filter((uid) => uid.endsWith(GREEDY))]);
     for (const r of rows) {
       const group = groupOf(r.row);
+      const uid = r.row.uid + GREEDY;
       if (singleSteps) {
-        const all = calls.get(JSON.stringify(callKey(r.row)));
+        const all = calls.get(callKey(r.row));
         const greedy = all.filter((c) => c.greedy);
         r.greedy = mean((greedy.length ? greedy : all).map((c) => c.reward));
-      } else if (anyGreedy) r.greedy = called.get(group) ?? team.get(r.row.uid + GREEDY) ?? sampled.get(group);
+      } else if (withGreedy.has(uid)) r.greedy = called.get(group) ?? team.get(uid) ?? sampled.get(group);
       else r.greedy = r.credit?.baseline;
     }
   };
 
   // ----------------------------------------------------------------------------------- advantages
 
+  // Marks rows whose group has trained rows that no file of trajectories has (`trainer.log_trajectories`).
+  const markIncomplete = (credit, rows, settingsBy) => {
+    if (!credit?.group) return;
+    const name = (agent) => settingsBy.get(agent)?.adv_estimator;
+    // an estimator that sees the whole batch needs every row of the agents with it
+    const groupOf = (agent, group) => (WHOLE_BATCH.has(name(agent)) ? `all ${name(agent)}` : group);
+    const count = (keys) => {
+      const counts = new Map();
+      for (const key of keys) counts.set(key, (counts.get(key) ?? 0) + 1);
+      return counts;
+    };
+    const trained = count(credit.group.map((group, i) => groupOf(at(credit, "agent_id", i), group)));
+    const present = count(rows.map((r) => groupOf(r.row.agent, r.credit.group)));
+    for (const r of rows.filter((one) => !["rae", "remax"].includes(name(one.row.agent)))) {
+      const key = groupOf(r.row.agent, r.credit.group);
+      const absent = trained.get(key) - present.get(key);
+      if (absent > 0) r.why = `${absent} of ${trained.get(key)} rows that it is compared with are not in trajectories/`;
+    }
+  };
+
   // Advantages of rows of agents with equal settings.
   const estimatePart = (config, rows, settings, hasCredit) => {
     const { Unrecorded, estimate } = report.credit;
-    const why = missing(config, settings, hasCredit);
+    const placed = !settings.fields.includes("wg_id") || rows.every((r) => r.workers);
+    const why = placed ? missing(config, settings, hasCredit) : "the worker groups of agents are in run.json alone";
     if (why) throw new Unrecorded(why);
     const name = settings.adv_estimator;
     const isTask = settings.fields.length === 1 && settings.fields[0] === "uid";
@@ -222,8 +251,9 @@ globalThis.report ??= {};
       const { baseline, spread, groupSize } = r;
       const episode = [{ name: "episode", value: r.advantage, baseline, spread, groupSize }];
       r.parts = [...(r.row.committed && !r.why ? r.parts ?? episode : []), own];
+      // tokens that differ have a mean size of their own, which that of a sum does not follow from
+      r.abs = r.abs === undefined || r.abs === Math.abs(r.advantage) ? undefined : null;
       r.advantage = (r.row.committed ? r.advantage : 0) + value;
-      r.abs = undefined; // not that of the sum
       if (!weighs) return;
       r.weight = w === 0 && !r.row.committed ? 0 : committed.get(callKey(r.row))?.weight ?? 1;
     });
@@ -251,7 +281,7 @@ globalThis.report ??= {};
     const rewardError = Math.abs(terms.at(-1).value - r.reward);
     const recorded = (r.valid && r.credit?.tokens !== 0 ? r.credit?.advantage : null) ?? null;
     const errors = recorded === null || why ? [] : [Math.abs(r.advantage - recorded)];
-    if (errors.length && r.abs !== undefined && r.credit.abs != null) errors.push(Math.abs(r.abs - r.credit.abs));
+    if (errors.length && r.abs != null && r.credit.abs != null) errors.push(Math.abs(r.abs - r.credit.abs));
     const error = errors.length ? Math.max(...errors) : null;
     // sums of float32 over tokens differ in their last bits, which a small spread makes larger
     const summed = r.kl !== 0 || Boolean(r.row.token_rewards);
@@ -261,7 +291,7 @@ globalThis.report ??= {};
     const { reward, kl, score, group, groupSize, baseline, spread, parts, whitening, factor, weight, tokens } = r;
     return {
       terms, reward, kl, score, group, groupSize: groupSize ?? null, baseline: baseline ?? null, spread: spread ?? null,
-      parts, whitening, factor, advantage: why ? null : r.advantage, abs: why ? null : r.abs ?? Math.abs(r.advantage),
+      parts, whitening, factor, advantage: why ? null : r.advantage, abs: why ? null : r.abs === undefined ? Math.abs(r.advantage) : r.abs,
       weight, tokens, recorded, error, rewardError, marked, why, line: lineOf(r, terms),
     };
   };
@@ -276,11 +306,13 @@ globalThis.report ??= {};
     const rows = trainedRows(run, config, stepRows);
     const agents = [...new Set(rows.map((r) => r.row.agent))];
     const settingsBy = new Map(agents.map((agent) => [agent, settingsOf(config, agent)]));
+    const settingsKeys = new Map([...settingsBy].map(([agent, own]) => [agent, JSON.stringify(own)]));
     const usesGreedy = [...settingsBy.values()].some((own) => own.adv_estimator === "remax");
     if (usesGreedy) addGreedy(run, config, stepRows, rows);
+    markIncomplete(creditOf(run, stepRows[0]?.step), rows, settingsBy);
     const tree = isCommittedTree(config);
     let next = 0;
-    for (const [, part] of gathered(rows, (r) => settingsBy.get(r.row.agent))) {
+    for (const [, part] of gathered(rows, (r) => settingsKeys.get(r.row.agent))) {
       const own = settingsBy.get(part[0].row.agent);
       const groups = numbered(part.map((r) => own.fields.map((field) => fieldOf(r, field))));
       part.forEach((r, i) => { r.group = groups[i] + next; });
@@ -310,7 +342,7 @@ globalThis.report ??= {};
       checks.push({ metric, value, recorded, error, marked: error > TOLERANCE * Math.max(1, Math.abs(recorded)) });
     };
     for (const [, some] of gathered(rows, (r) => r.agent)) {
-      if (some.some((r) => r.why)) continue;
+      if (some.some((r) => r.abs === null)) continue;
       const name = `agent/${slug(some[0].agent)}`;
       check(`${name}/advantage_abs`, mean(some.map((r) => r.abs)));
       const groups = [...gathered(some, (r) => r.group).values()];

@@ -62,7 +62,8 @@
     if (theta === undefined || ![0, 1].includes(fallback) || calls[0].local_given === undefined) {
       return { team: calls.map((c) => c.team_reward), local: scaled };
     }
-    const bad = calls.map((c, i) => c.local_given && isLast(c) && scaled[i] < theta);
+    // numbers of a report have nine digits, and a quantile may be one of the local rewards
+    const bad = calls.map((c, i) => c.local_given && isLast(c) && scaled[i] < theta - 1e-8);
     const lastBad = Math.max(0, ...hops.filter((_, i) => bad[i]));
     return { team: team.map((r, i) => (fallback || hops[i] >= lastBad ? r : 0)), local: scaled };
   };

@@ -24,6 +24,7 @@ from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.agents import split_by_settings
+from verl.trainer.plan.registry import estimator_takes
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import group_numbers
 
@@ -89,7 +90,7 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     columns["tokens"] = mask.sum(dim=1).tolist()
     columns["advantage"] = _means(tensors["advantages"], mask)
     columns["abs"] = _means(tensors["advantages"].abs(), mask)
-    columns |= _baseline(batch, mask)
+    columns |= _baseline(batch, mask, algorithm)
     if "token_level_scores" in present and algorithm.use_kl_in_reward:
         penalty = tensors["token_level_scores"] - tensors["token_level_rewards"]
         columns["kl"] = json_numbers(penalty.double().sum(dim=1))
@@ -109,17 +110,28 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     return columns
 
 
-def _baseline(batch: DataProto, mask: torch.Tensor) -> dict[str, list[Any]]:
-    """Return the column `baseline` of an estimator that has one which other rows do not show."""
+def _baseline(batch: DataProto, mask: torch.Tensor, algorithm: AlgorithmConfig) -> dict[str, list[Any]]:
+    """Return the column `baseline` of estimators that have one which other rows do not show: of each
+    row that of its own estimator, if agents differ.
+    """
     tensors = batch.batch
+    present = set(tensors.keys())
+    sources: dict[str, np.ndarray] = {}
+    if "values" in present:
+        first = mask.int().argmax(dim=1, keepdim=True)
+        sources["values"] = tensors["values"].gather(1, first).squeeze(1).double().cpu().numpy()
     if "reward_baselines" in batch.non_tensor_batch:
-        return {"baseline": json_numbers(batch.non_tensor_batch["reward_baselines"])}
-    if "moving_average" in set(tensors.keys()):
-        return {"baseline": json_numbers(tensors["moving_average"])}
-    if "values" not in set(tensors.keys()):
+        sources["reward_baselines"] = batch.non_tensor_batch["reward_baselines"].astype(np.float64)
+    if "moving_average" in present:
+        sources["moving_average"] = tensors["moving_average"].double().cpu().numpy()
+    if not sources:
         return {}
-    first = mask.int().argmax(dim=1, keepdim=True)
-    return {"baseline": json_numbers(tensors["values"].gather(1, first).squeeze(1))}
+    baseline = list(sources.values())[-1].copy()
+    for settings, rows in split_by_settings(algorithm, batch.non_tensor_batch["agent_id"]):
+        for name in ("values", "reward_baselines"):
+            if name in sources and estimator_takes(settings.adv_estimator, name):
+                baseline[rows] = sources[name][rows]
+    return {"baseline": json_numbers(baseline)}
 
 
 def groups_left_out(samples: StepSamples, batch: DataProto) -> dict[str, str]:
