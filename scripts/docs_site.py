@@ -33,7 +33,7 @@ API = {
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = (
     "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit",
-    "algorithms", "updates", "devices", "checkpoints", "metrics", "report", "async", "engines", "models",
+    "algorithms", "updates", "devices", "checkpoints", "metrics", "report", "alarms", "async", "engines", "models",
     "templates", "sandbox", "architecture", "config",
 )  # fmt: skip
 MORE = ("features", "upstream_map", "testing", "contributing")

@@ -36,14 +36,14 @@ EPISODE = """(() => {
 
 
 def draw(browser: Browser, path: Path, look: tuple[int, int, bool]) -> None:
-    """Write what the window shows, with at most 128 colours."""
+    """Write what the window shows, with at most 255 colours."""
     width, height, dark = look
     browser.look(width, height, dark)
     browser.evaluate("new Promise((resolve) => setTimeout(resolve, 300))")
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.png"
         browser.screenshot(raw)
-        image = Image.open(raw).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        image = Image.open(raw).convert("RGB").quantize(255, dither=Image.Dither.NONE)
     with writing(path):
         image.save(path, optimize=True)
     if (size := path.stat().st_size) > MOST_BYTES:

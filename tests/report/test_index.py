@@ -1,4 +1,4 @@
-"""What the index of a run says: accuracy, groups, distinct texts, what was heard, runs that differ."""
+"""What the index of a run says: accuracy, groups, distinct texts, what was heard, comparison."""
 
 from __future__ import annotations
 

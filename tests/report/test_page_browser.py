@@ -260,3 +260,61 @@ def test_axe_finds_no_serious_violation(browser: Browser, report: Path, page: st
         ".map((n) => n.html.slice(0, 200) + ' ' + n.failureSummary).join(' | ')}`))"
     )
     assert found == []
+
+
+def emptied(run: dict[str, Any]) -> dict[str, Any]:
+    """A run of which nothing is known but its name, as its index is."""
+    tables = {name: {"length": 0} for name in ("episodes", "calls", "spans")}
+    accuracy = {"measure": "success", "before": None, "after": None, "points": [], "files": {}}
+    lists = {name: [] for name in ("steps", "agents", "alarms", "files", "audit", "damaged", "notes")}
+    return (
+        run
+        | tables
+        | lists
+        | {"accuracy": accuracy, "state": None, "metrics": {}, "config": {}, "credit": {}}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_run_of_which_nothing_is_known_has_all_pages(browser: Browser, tmp_path: Path, page: str) -> None:
+    index, _ = sample_index(runs=1)
+    index["runs"] = [emptied(index["runs"][0])]
+    browser.open(write_page(tmp_path / "report.html", index, []), f"/{page}")
+    assert browser.problems == []
+    assert len(text_of(browser, "main")) > 30
+
+
+def test_a_long_run_with_many_agents_is_drawn_with_few_elements(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    run["steps"] = list(range(3000))
+    run["agents"] = [{"agent": f"A very long name of agent number {i}", "policy": "p", "group": "p", "trained": True}
+                     for i in range(12)]  # fmt: skip
+    run["metrics"] = {
+        f"agent/a_very_long_name_of_agent_number_{i}/reward/mean": [i + step % 7 for step in run["steps"]]
+        for i in range(12)
+    }
+    for width, height in SIZES.values():
+        browser.look(width, height)
+        browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.querySelectorAll('*').length") < 12_000
+        assert browser.problems == []
+
+
+def test_charts_are_read_by_keyboard(browser: Browser, report: Path) -> None:
+    browser.open(report, "/overview")
+    browser.evaluate("document.querySelector('.frame svg').focus()")
+    browser.press("ArrowLeft", "ArrowLeft")
+    assert text_of(browser, ".readout").startswith("step 11: training ")
+    assert "training: " in browser.evaluate("document.querySelector('.frame svg').getAttribute('aria-label')")
+
+
+def test_a_damaged_index_is_said_and_nothing_else_is_shown(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    text = report.read_text().replace('id="index">H4', 'id="index">AA')
+    (tmp_path / "report.html").write_text(text)
+    browser.command("Page.navigate", url=(tmp_path / "report.html").as_uri())
+    browser.wait("document.querySelector('main [role=alert]') !== null")
+    assert "could not be read" in text_of(browser, "main")

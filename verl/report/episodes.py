@@ -33,6 +33,8 @@ FLAGS = {
     "committed": True, "greedy": False, "trained": True, "valid": True, "local_given": None,
     "summary": False, "explored": None, "masked": False, "repeated": False,
 }  # fmt: skip
+# Seconds, of which hundredths are enough: more digits are most of an index.
+TIMES = ("began", "ended", "waited")
 VALUES = ("versions", "request", "reward_terms", "token_rewards")
 FEATURES = ("reply", "reply_chars", "heard", "anchor")
 CALL_COLUMNS = (
@@ -137,7 +139,8 @@ class EpisodeIndex:
     ) -> None:
         reply = text(call.get("reply"))
         action = text(call.get("action"))
-        row = {name: number(call.get(name, default)) for name, default in NUMBERS.items()}
+        row: dict[str, Any] = {name: number(call.get(name, default)) for name, default in NUMBERS.items()}
+        row |= {name: round(row[name], 2) for name in TIMES if row[name] is not None}
         row |= {name: number(call.get(name, default)) for name, default in FLAGS.items()}
         row |= {name: clean(call[name]) if name in call else None for name in VALUES}
         row["token_rewards"] = self._within_limit(row["token_rewards"])

@@ -1,4 +1,4 @@
-"""The files of a run's folder: which there are, which belong to its last attempt, what is damaged."""
+"""The files of a run's folder: which are there, which are of its last attempt, what is damaged."""
 
 from __future__ import annotations
 

@@ -114,7 +114,10 @@ def run_of(folder: RunFolder, episodes: EpisodeIndex, name: str) -> dict[str, An
         "left_out_texts": 0,
     }
     read_by_rules = run | {"facts": episodes.facts, "built": time.time()}
+    # Seeds are as long as they are random, and are with the texts of a call as well.
+    calls = {name: column for name, column in run["calls"].items() if name != "seed"}
     return run | {
+        "calls": calls,
         "solved": bool(is_solved(read_by_rules)),
         "alarms": clean(raised_alarms(read_by_rules)),
     }
@@ -187,7 +190,7 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | 
 def _credit(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: [
-            float(f"{value:.6g}") if isinstance(value := number(entry), float) else value for entry in column
+            float(f"{value:.5g}") if isinstance(value := number(entry), float) else value for entry in column
         ]
         if name in _ROUNDED
         else [entry if isinstance(entry, str) else clean(entry) for entry in column]

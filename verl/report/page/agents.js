@@ -21,8 +21,9 @@ report.agentsOf = function (run) {
 };
 
 /**
- * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied, signal}},
- * arrays over run.steps of shares. A group is silent if all rewards of the agent's trained calls are equal.
+ * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied,
+ * signal}}, arrays over run.steps of shares. A group is silent if all rewards of the agent's trained calls
+ * are equal.
  */
 report.silentGroups = function (run) {
   if (run.silent) return run.silent;
@@ -87,18 +88,21 @@ report.silentGroups = function (run) {
 report.callShare = function (run, agent, column, steps = 5) {
   if (!run.calls?.[column]) return null;
   const recent = new Set(run.steps.slice(-steps));
+  const [step, split, first, length] = ["step", "split", "first_call", "calls"].map((name) =>
+    report.column(run.episodes, name),
+  );
+  const [agentOf, turn, value] = ["agent", "turn", column].map((name) => report.column(run.calls, name));
   let count = 0;
   let total = 0;
   for (let i = 0; i < report.count(run.episodes); i++) {
-    if (!recent.has(report.value(run.episodes, "step", i))) continue;
-    if (report.value(run.episodes, "split", i) !== "train") continue;
-    const first = report.value(run.episodes, "first_call", i);
-    for (let call = first; call < first + report.value(run.episodes, "calls", i); call++) {
-      if (!agent.numbers.includes(report.value(run.calls, "agent", call))) continue;
-      const value = report.value(run.calls, column, call);
-      if (value === null) continue;
+    if (!recent.has(step(i)) || split(i) !== "train") continue;
+    const end = first(i) + length(i);
+    for (let call = first(i); call < end; call++) {
+      if (!agent.numbers.includes(agentOf(call)) || value(call) === null) continue;
+      // The last call of a turn speaks to the world, not to an agent.
+      if (column === "heard" && (call + 1 === end || turn(call + 1) !== turn(call)) && !value(call)) continue;
       total += 1;
-      count += value ? 1 : 0;
+      count += value(call) ? 1 : 0;
     }
   }
   return total ? count / total : null;
@@ -142,7 +146,8 @@ report.agentMetric = function (run, agent, name) {
 
 report.agentCard = function (run, agent, silent) {
   const kinds = silent.get(agent.slug);
-  const last = (kind) => report.edge(kinds[kind], 5, true);
+  const size = report.edgeSize(run);
+  const last = (kind) => report.edge(kinds[kind], size, true);
   const rows = [];
   for (const [name, metric, format, meaning] of report.AGENT_METRICS) {
     const values = report.agentMetric(run, agent, metric);
@@ -150,8 +155,8 @@ report.agentCard = function (run, agent, silent) {
     rows.push([
       report.el("span", { title: meaning }, name),
       report.spark(values, name),
-      format(report.edge(values, 5)),
-      format(report.edge(values, 5, true)),
+      format(report.edge(values, size)),
+      format(report.edge(values, size, true)),
     ]);
   }
   const shares = [
@@ -180,7 +185,7 @@ report.agentCard = function (run, agent, silent) {
     {
       class: "bar",
       role: "img",
-      "aria-label": `Groups of the last 5 steps: ${["signal", "solved", "failed", "tied"]
+      "aria-label": `Groups of the last ${size} steps: ${["signal", "solved", "failed", "tied"]
         .map((kind) => `${kind} ${report.percent(last(kind), 0)}`)
         .join(", ")}`,
     },
@@ -206,7 +211,7 @@ report.agentCard = function (run, agent, silent) {
       ),
     ),
     kinds.count.some((n) => n)
-      ? [report.el("p", { class: "quiet small" }, "Groups of the last 5 steps by their rewards"), bar]
+      ? [report.el("p", { class: "quiet small" }, `Groups of the last ${size} steps by their rewards`), bar]
       : null,
     rows.length
       ? report.table(
@@ -214,8 +219,8 @@ report.agentCard = function (run, agent, silent) {
           [
             { name: "" },
             { name: "over the run" },
-            { name: "first 5", class: "n", title: "mean of the first 5 steps" },
-            { name: "last 5", class: "n", title: "mean of the last 5 steps" },
+            { name: `first ${size}`, class: "n", title: `mean of the first ${size} steps` },
+            { name: `last ${size}`, class: "n", title: `mean of the last ${size} steps` },
           ],
           rows,
         )
@@ -234,7 +239,7 @@ report.drawAgents = function (run, state) {
   const learning = agents
     .filter((agent) => agent.trained)
     .map((agent) => {
-      const now = report.edge(report.agentMetric(run, agent, "advantage_abs"), 5, true);
+      const now = report.edge(report.agentMetric(run, agent, "advantage_abs"), report.edgeSize(run), true);
       return `${agent.agent} ${report.number(now)}`;
     });
   const parts = [
@@ -242,7 +247,7 @@ report.drawAgents = function (run, state) {
     report.el(
       "p",
       { class: "verdict" },
-      "Who still learns? Mean absolute advantage of the last 5 steps: ",
+      `Who still learns? Mean absolute advantage of the last ${report.many(report.edgeSize(run), "step")}: `,
       learning.join(", ") || "no trained agent",
       run.solved ? ". The task is solved, so silence is no fault." : ".",
     ),
@@ -303,6 +308,7 @@ report.seriesOfAgent = (run, agent, metric) => ({
 report.requests = function (run) {
   const keys = Object.keys(run.metrics ?? {}).filter((key) => key.startsWith("gateway/"));
   if (!keys.length) return null;
+  const size = report.edgeSize(run);
   return report.el(
     "section",
     { "aria-labelledby": "requests" },
@@ -312,14 +318,14 @@ report.requests = function (run) {
       [
         { name: "figure" },
         { name: "over the run" },
-        { name: "first 5 steps", class: "n" },
-        { name: "last 5", class: "n" },
+        { name: `first ${size} steps`, class: "n" },
+        { name: `last ${size}`, class: "n" },
       ],
       keys.map((key) => [
         key.slice(8),
         report.spark(report.metric(run, key), key),
-        report.number(report.edge(report.metric(run, key), 5)),
-        report.number(report.edge(report.metric(run, key), 5, true)),
+        report.number(report.edge(report.metric(run, key), size)),
+        report.number(report.edge(report.metric(run, key), size, true)),
       ]),
     ),
   );

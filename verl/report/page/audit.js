@@ -18,6 +18,7 @@ report.drawAudit = function (run, state) {
   const chosen = files.find((file) => String(file.step) === state.step) ?? files.at(-1);
   const whole = chosen.table.filter((row) => row.turn === null || row.turn === undefined);
   const best = whole.reduce((a, b) => (b.effect > (a?.effect ?? -1) ? b : a), null);
+  const overlaps = best && whole.some((row) => row !== best && row.high > best.low);
   const parts = [
     report.el("h2", {}, "Audit"),
     report.el(
@@ -27,10 +28,12 @@ report.drawAudit = function (run, state) {
         ? [
             "The choices of ",
             report.el("b", {}, best.agent),
-            ` matter most: they move the team reward by ${report.fixed(best.effect)} `,
+            overlaps ? " seem to matter most" : " matter most",
+            `: they move the team reward by ${report.fixed(best.effect)} `,
             `[${report.fixed(best.low)}, ${report.fixed(best.high)}] (standard deviation).`,
+            overlaps ? " The intervals overlap." : "",
           ]
-        : "The audit has no decisions.",
+        : "No decision could be restored.",
     ),
   ];
   if (files.length > 1)
@@ -85,7 +88,6 @@ report.drawAudit = function (run, state) {
         { name: "effect", class: "n" },
         { name: "share of all variance", class: "n" },
         { name: "no other action", class: "n", title: "decisions at which all replies led to one action" },
-        { name: "with shared seeds", class: "n" },
       ],
       chosen.table.map((row) => [
         row.agent,
@@ -94,19 +96,22 @@ report.drawAudit = function (run, state) {
         `${report.fixed(row.effect)} [${report.fixed(row.low)}, ${report.fixed(row.high)}]`,
         range(row, "share"),
         report.percent(row.no_other_action, 0),
-        report.fixed(row.shared_seed_effect),
       ]),
     ),
   );
   parts.push(report.drawEstimators(chosen));
+  const missing = Object.entries(chosen.left_out ?? {}).map(([name, why]) => `${name}: ${why}`);
+  if (missing.length) parts.push(report.el("p", { class: "quiet" }, `Not computed: ${missing.join("; ")}.`));
   const refused = Object.entries(chosen.restored?.no ?? {});
   parts.push(
     report.el(
       "p",
       { class: "quiet" },
       `Step ${chosen.step}: ${report.integer(chosen.decisions)} decisions of ` +
-        `${report.integer(chosen.tasks)} tasks, ${chosen.alternatives} alternatives, ${chosen.continuations} continuations each, ` +
-        `${report.integer(chosen.replies)} replies sampled. Restored: ${report.integer(chosen.restored?.yes)}` +
+        `${report.integer(chosen.tasks)} tasks, ${chosen.alternatives} alternatives, ` +
+        `${chosen.continuations} continuations each, ` +
+        `${report.integer(chosen.replies)} replies sampled. ` +
+        `Restored: ${report.integer(chosen.restored?.yes)}` +
         (refused.length
           ? `; not restored: ${refused.map(([cause, n]) => `${cause} ${n}`).join(", ")}.`
           : "."),
@@ -119,7 +124,7 @@ report.drawAudit = function (run, state) {
 report.drawEstimators = function (file) {
   const rows = file.estimators ?? [];
   if (!rows.length) return null;
-  const name = (row) => `${row.name}${row.agent ? `, ${row.agent}` : ""}`;
+  const name = (row) => `${row.name}${row.used ? " (used)" : ""}${row.agent ? `, ${row.agent}` : ""}`;
   return report.el(
     "section",
     { "aria-labelledby": "estimators" },

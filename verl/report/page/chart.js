@@ -87,7 +87,7 @@ report.linePath = function (points) {
   return path;
 };
 
-report.summaryOf = function (series, x, format) {
+report.summaryOf = function (series, x, format, unit = "step") {
   return series
     .map(({ name, values }) => {
       const ends = values.map((v, i) => [x[i], v]).filter(([, v]) => report.isNumber(v));
@@ -95,7 +95,7 @@ report.summaryOf = function (series, x, format) {
       const [first, last] = [ends[0], ends.at(-1)];
       const numbers = ends.map(([, v]) => v);
       return (
-        `${name}: ${format(first[1])} at step ${first[0]}, ${format(last[1])} at step ${last[0]}, ` +
+        `${name}: ${format(first[1])} at ${unit} ${first[0]}, ${format(last[1])} at ${unit} ${last[0]}, ` +
         `lowest ${format(Math.min(...numbers))}, highest ${format(Math.max(...numbers))}`
       );
     })
@@ -106,10 +106,19 @@ report.summaryOf = function (series, x, format) {
  * Lines over steps. `series`: {name, values, low?, high? (a band), points? [{step, rate, low, high}] with
  * intervals}; `bounds`: [low, high] that the axis has at least; `format`: of a value as text.
  */
-report.lineChart = function ({ title, note, x, series, bounds, format = report.number, height = 190 }) {
+report.lineChart = function ({
+  title,
+  note,
+  x,
+  series,
+  bounds,
+  format = report.number,
+  height = 190,
+  unit = "step",
+}) {
   const live = report.el("span", { class: "readout", "aria-live": "polite" });
   const shown = series.filter((s) => (s.values ?? []).some(report.isNumber) || s.points?.length);
-  const columns = [{ name: "step", class: "n" }, ...shown.map((s) => ({ name: s.name, class: "n" }))];
+  const columns = [{ name: unit, class: "n" }, ...shown.map((s) => ({ name: s.name, class: "n" }))];
   const table = report.folded(
     "as a table",
     () =>
@@ -120,7 +129,8 @@ report.lineChart = function ({ title, note, x, series, bounds, format = report.n
       ),
     { class: "data" },
   );
-  const draw = (width) => report.drawLines({ title, x, series: shown, bounds, format, height, width, live });
+  const draw = (width) =>
+    report.drawLines({ title, x, series: shown, bounds, format, height, width, live, unit });
   return report.figure({
     title,
     note,
@@ -132,7 +142,7 @@ report.lineChart = function ({ title, note, x, series, bounds, format = report.n
   });
 };
 
-report.drawLines = function ({ title, x, series, bounds, format, height, width, live }) {
+report.drawLines = function ({ title, x, series, bounds, format, height, width, live, unit }) {
   const all = [...(bounds ?? [])];
   for (const s of series) {
     for (const list of [s.values, s.low, s.high]) all.push(...(list ?? []).filter(report.isNumber));
@@ -173,7 +183,7 @@ report.drawLines = function ({ title, x, series, bounds, format, height, width, 
       viewBox: `0 0 ${width} ${height}`,
       role: "img",
       tabindex: "0",
-      "aria-label": `${title}. ${report.summaryOf(series, x, format)}. Arrow keys read the values of a step.`,
+      "aria-label": `${title}. ${report.summaryOf(series, x, format, unit)}. Arrow keys read its values.`,
     },
     parts,
     cursor,
@@ -186,7 +196,7 @@ report.drawLines = function ({ title, x, series, bounds, format, height, width, 
     const values = series
       .filter((s) => report.isNumber(s.values?.[at]))
       .map((s) => (series.length > 1 ? `${s.name} ` : "") + format(s.values[at]));
-    live.textContent = report.visible(`step ${x[at]}: ${values.join(", ") || "no value"}`);
+    live.textContent = report.visible(`${unit} ${x[at]}: ${values.join(", ") || "no value"}`);
   };
   svg.addEventListener("pointermove", (event) => {
     const step = from + ((event.offsetX - left) / (width - left - right)) * (to - from);
@@ -281,7 +291,7 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
         ...row.marks.flatMap((mark) => [mark.value, mark.low, mark.high]),
       ]),
     ].filter(report.isNumber);
-    const scale = report.ticks(Math.min(...numbers), Math.max(...numbers));
+    const scale = report.ticks(Math.min(0, ...numbers), Math.max(0, ...numbers));
     const left = Math.min(0.4 * width, 16 + 7 * Math.max(...rows.map((row) => row.name.length)));
     const atX = (value) => left + 6 + ((value - scale.low) / (scale.high - scale.low)) * (width - left - 26);
     const labels = report.tickLabels(scale.ticks, format);
@@ -336,8 +346,8 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
 };
 
 /**
- * Spans in lanes over time, in seconds. `lanes`: {name, spans: [{start, end, name, kind, open}]}, `kind` a number
- * of a colour. Spans that would be narrower than a pixel are joined with the one before.
+ * Spans in lanes over time, in seconds. `lanes`: {name, spans: [{start, end, name, kind, open}]}, `kind` the
+ * number of a colour. Spans that would be narrower than a pixel are joined with the one before.
  */
 report.lanes = function ({
   title,
@@ -411,11 +421,24 @@ report.lanes = function ({
   return report.figure({ title, note, legend, draw, height, after });
 };
 
+/** Steps and rows of values with at most `most` columns: neighbours are averaged, empty steps left out. */
+report.condensed = function (steps, rows, most = 240) {
+  const filled = steps.map((_, i) => i).filter((i) => rows.some((row) => report.isNumber(row.values[i])));
+  const size = Math.max(1, Math.ceil(filled.length / most));
+  const bins = [];
+  for (let i = 0; i < filled.length; i += size) bins.push(filled.slice(i, i + size));
+  return {
+    x: bins.map((bin) => steps[bin[0]]),
+    rows: rows.map((row) => ({
+      ...row,
+      values: bins.map((bin) => report.mean(bin.map((i) => row.values[i]))),
+    })),
+  };
+};
+
 /** One row of cells a series, darker for higher values between `bounds`. */
 report.heat = function ({ title, note, x: steps, rows: all, bounds = [0, 1], format = report.percent }) {
-  const filled = steps.map((_, i) => i).filter((i) => all.some((row) => report.isNumber(row.values[i])));
-  const x = filled.map((i) => steps[i]);
-  const rows = all.map((row) => ({ ...row, values: filled.map((i) => row.values[i]) }));
+  const { x, rows } = report.condensed(steps, all);
   const height = 24 + 24 * rows.length;
   const draw = (width) => {
     const left = Math.min(0.34 * width, 14 + 7 * Math.max(4, ...rows.map((row) => row.name.length)));

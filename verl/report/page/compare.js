@@ -124,7 +124,8 @@ report.compareTasks = function (runs, tasks, other) {
     report.el(
       "p",
       {},
-      `${changed.length} of ${tasks.length} tasks differ: ${up} better, ${changed.length - up} worse in ${runs[other].name}.`,
+      `${changed.length} of ${tasks.length} tasks differ: ${up} better, ${changed.length - up} worse in `,
+      `${runs[other].name}.`,
     ),
     changed.length
       ? report.table(

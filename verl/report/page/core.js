@@ -46,6 +46,14 @@ report.value = function (table, name, i) {
   return (Array.isArray(column) ? column[i] : column.all) ?? null;
 };
 
+/** A function that returns the value of a row in one column, for loops over many rows. */
+report.column = function (table, name) {
+  const column = table?.[name];
+  if (Array.isArray(column)) return (i) => column[i] ?? null;
+  const value = column?.all ?? null;
+  return () => value;
+};
+
 /** Number of rows of a table of columns. */
 report.count = (table) => table?.length ?? Object.values(table ?? {}).find(Array.isArray)?.length ?? 0;
 
@@ -71,27 +79,22 @@ report.extend = function (table, rows, from) {
 
 /** Every call of the training episodes of one step, with what identifies its episode. */
 report.stepRows = function (run, step) {
+  const ofEpisode = ["uid", "traj_uid", "task_id", "data_source", "index", "failure", "left_out", "step"];
+  const ofCall = Object.keys(run.calls).filter((name) => name !== "length");
+  const episodeColumns = ofEpisode.map((name) => [name, report.column(run.episodes, name)]);
+  const callColumns = ofCall.map((name) => [name, report.column(run.calls, name)]);
+  const [stepOf, splitOf, firstOf, countOf] = ["step", "split", "first_call", "calls"].map((name) =>
+    report.column(run.episodes, name),
+  );
   const rows = [];
-  const episodeColumns = [
-    "uid",
-    "traj_uid",
-    "task_id",
-    "data_source",
-    "index",
-    "failure",
-    "left_out",
-    "step",
-  ];
-  const names = run.agents.map((agent) => agent.agent);
   for (let i = 0; i < report.count(run.episodes); i++) {
-    if (report.value(run.episodes, "step", i) !== step) continue;
-    if (report.value(run.episodes, "split", i) !== "train") continue;
-    const first = report.value(run.episodes, "first_call", i);
-    const end = first + report.value(run.episodes, "calls", i);
-    const episode = Object.fromEntries(episodeColumns.map((c) => [c, report.value(run.episodes, c, i)]));
-    for (let call = first; call < end; call++) {
-      const row = report.row(run.calls, call);
-      rows.push({ ...row, ...episode, agent: names[row.agent] ?? String(row.agent), episode: i, row: call });
+    if (stepOf(i) !== step || splitOf(i) !== "train") continue;
+    for (let call = firstOf(i); call < firstOf(i) + countOf(i); call++) {
+      const row = { episode: i, row: call };
+      for (const [name, value] of callColumns) row[name] = value(call);
+      for (const [name, value] of episodeColumns) row[name] = value(i);
+      row.agent = run.agents[row.agent]?.agent ?? String(row.agent);
+      rows.push(row);
     }
   }
   return rows;
@@ -195,6 +198,9 @@ report.fixed = (x, digits = 2) =>
         .replace(/^-/, "")
     : "\u2013";
 
+/** A count with its noun: 1 call, 2 calls. */
+report.many = (count, noun) => `${report.integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 report.signed = (x) => (report.isNumber(x) && x > 0 ? "+" : "") + report.number(x);
 
 /** Seconds as 12 s, 3.4 min, 1.2 h. */
@@ -210,6 +216,10 @@ report.mean = function (values) {
   const numbers = values.filter(report.isNumber);
   return numbers.length ? numbers.reduce((sum, x) => sum + x, 0) / numbers.length : null;
 };
+
+/** Number of steps at the start and at the end that are averaged: 5, in a short run half of its steps. */
+report.edgeSize = (run) =>
+  Math.min(5, Math.max(1, Math.floor(run.steps.filter((step) => step > 0).length / 2)));
 
 /** Mean of the first or last `n` numbers of a metric. */
 report.edge = function (values, n, fromEnd = false) {

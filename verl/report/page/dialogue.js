@@ -91,7 +91,7 @@ report.drawPrompt = function (call, earlier) {
   const count = (kind) =>
     parts.filter((part) => part.kind === kind).reduce((sum, part) => sum + part.lines.length, 0);
   return report.folded(
-    `Prompt, ${tokens}: ${count("added")} lines new, ${count("removed")} gone since ` +
+    `Prompt, ${tokens}: ${report.many(count("added"), "line")} new, ${count("removed")} gone since ` +
       `call ${earlier.call} of turn ${earlier.turn}`,
     () => [report.drawDifference(parts), report.folded("the whole prompt", whole)],
     { class: "prompt" },
@@ -113,7 +113,7 @@ report.tags = function (call) {
   if (call.repeated) tag("repeated");
   if (call.garbled) tag("garbled", "bad");
   if (call.copied) tag("copies an earlier reply");
-  if (report.isFalse(call.heard)) tag("in no later prompt");
+  if (report.isFalse(call.heard) && !call.acts) tag("in no later prompt");
   if (call.depth) tag(`sub-agent, depth ${call.depth}`);
   if (call.dropped_context) tag(`${call.dropped_context} entries left out of the prompt`);
   if (call.request?.rewritten) tag(`rendered anew: ${call.request.rewritten}`, "bad");
@@ -168,21 +168,39 @@ report.addCredit = function (run, step, calls) {
   }
 };
 
-/** Log-prob of a reply before and after the update, of the calls for which it was recorded. */
+/** Log-probs of the tokens of a reply before and after the update, of calls for which they are recorded. */
 report.addLogProbs = function (run, step, rows, paths) {
   const credit = run.credit?.[String(step)];
   if (!credit?.log_prob_after) return;
   const key = (values) => values.join("|");
-  const places = new Map(
-    rows.map((row) => [key([row.traj_uid, row.turn, row.call, row.candidate]), row.row]),
+  const names = ["traj_uid", "turn", "call", "candidate"];
+  const places = new Map(rows.map((row) => [key(names.map((name) => row[name])), row.row]));
+  credit.log_prob_after.forEach((after, i) => {
+    const path = paths.get(places.get(key(names.map((name) => credit[name][i]))));
+    const before = credit.log_prob_before?.[i];
+    if (path && Array.isArray(after) && Array.isArray(before)) path.logProbs = { before, after };
+  });
+};
+
+/** What the update did to the log-prob of a reply: the sum, and token by token. */
+report.drawLogProbs = function (path) {
+  if (!path?.logProbs) return null;
+  const { before, after } = path.logProbs;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const change = sum(after) - sum(before);
+  const title =
+    `The update moved its log-prob by ${report.signed(change)} ` +
+    `(${report.number(sum(before))} \u2192 ${report.number(sum(after))})`;
+  return report.folded(title, () =>
+    report.lineChart({
+      title: "Change of the log-prob of each token",
+      x: after.map((_, i) => i),
+      series: [{ name: "change", values: after.map((value, i) => value - before[i]) }],
+      bounds: [0],
+      unit: "token",
+      height: 140,
+    }),
   );
-  for (let i = 0; i < credit.log_prob_after.length; i++) {
-    const path = paths.get(
-      places.get(key(["traj_uid", "turn", "call", "candidate"].map((name) => credit[name][i]))),
-    );
-    const before = credit.old_logp?.[i] ?? credit.logp?.[i];
-    if (path && report.isNumber(credit.log_prob_after[i])) path.logProbs = [before, credit.log_prob_after[i]];
-  }
 };
 
 /** One line of arithmetic: terms, reward, baseline and spread of the group, advantage; red where it fails. */
@@ -231,13 +249,6 @@ report.drawCredit = function (path) {
       ),
     );
   else if (report.isNumber(path.recorded) && report.isNumber(path.error)) line.push(quiet(", as recorded"));
-  if (path.logProbs)
-    line.push(
-      quiet(
-        `; log-prob of the reply ${report.number(path.logProbs[0])} \u2192 ` +
-          `${report.number(path.logProbs[1])} by the update`,
-      ),
-    );
   if (path.why) line.push(quiet(` (advantage not computed again: ${path.why})`));
   return report.el("p", { class: fails ? "credit fails" : "credit" }, quiet("Credit: "), line);
 };
@@ -252,7 +263,8 @@ report.drawRounds = function (call, inner) {
     : "";
   if (!rounds.length && !inner.length)
     return used ? report.el("p", { class: "quiet small" }, `Tools: ${used}`) : null;
-  const title = `${rounds.length || inner.length} earlier generations of this call${used ? ` (tools: ${used})` : ""}`;
+  const count = report.many(rounds.length || inner.length, "earlier generation");
+  const title = `${count} of this call${used ? ` (tools: ${used})` : ""}`;
   return report.folded(title, () => [
     ...rounds.map((round, i) =>
       report.el(
@@ -270,7 +282,7 @@ report.drawRounds = function (call, inner) {
   ]);
 };
 
-/** One reply as a card; `earlier` is the last call of the same agent, `inner` the generations folded inside. */
+/** One reply as a card; `earlier` is the agent's last call, `inner` the generations folded inside. */
 report.drawCall = function (call, earlier, inner) {
   const classes = [
     "call",
@@ -336,10 +348,11 @@ report.drawCall = function (call, earlier, inner) {
       : null,
     tokens,
     report.drawCredit(call.path),
+    report.drawLogProbs(call.path),
   );
 };
 
-/** Mark calls whose prompt begins with an earlier prompt of the agent and its reply: they train as one row. */
+/** Mark calls whose prompt begins with an earlier prompt of the agent and its reply: they are one row. */
 report.findJoined = function (calls) {
   for (let i = 0; i < calls.length; i++) {
     const whole = calls[i].lines.join("");

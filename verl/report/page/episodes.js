@@ -19,35 +19,44 @@ report.ORDERS = [
 /** Uids of groups whose episodes all have one team reward. */
 report.flatGroups = function (run) {
   if (run.flat) return run.flat;
-  const rewards = new Map();
+  const groups = new Map();
+  const uid = report.column(run.episodes, "uid");
+  const reward = report.column(run.episodes, "team_reward");
   for (let i = 0; i < report.count(run.episodes); i++) {
-    const uid = report.value(run.episodes, "uid", i);
-    const reward = report.value(run.episodes, "team_reward", i);
-    const seen = rewards.get(uid);
-    if (!seen) rewards.set(uid, { reward, count: 1, flat: true });
+    const group = groups.get(uid(i));
+    if (!group) groups.set(uid(i), { reward: reward(i), count: 1, flat: true });
     else {
-      seen.count += 1;
-      if (reward !== seen.reward) seen.flat = false;
+      group.count += 1;
+      if (reward(i) !== group.reward) group.flat = false;
     }
   }
-  run.flat = new Set([...rewards].filter(([, seen]) => seen.flat && seen.count > 1).map(([uid]) => uid));
+  run.flat = new Set([...groups].filter(([, group]) => group.flat && group.count > 1).map(([name]) => name));
   return run.flat;
+};
+
+/** What a text is searched in, by episode: task, answer, failure and actions in lower case. */
+report.haystacks = function (run) {
+  if (run.haystacks) return run.haystacks;
+  const [task, answer, failure] = ["task_id", "answer", "failure"].map((name) =>
+    report.column(run.episodes, name),
+  );
+  const first = report.column(run.episodes, "first_call");
+  const count = report.column(run.episodes, "calls");
+  const action = report.column(run.calls, "action");
+  run.haystacks = Array.from({ length: report.count(run.episodes) }, (_, i) => {
+    let text = `${task(i)}\n${answer(i) ?? ""}\n${failure(i) ?? ""}`;
+    for (let call = first(i); call < first(i) + count(i); call++) text += `\n${action(call) ?? ""}`;
+    return text.toLowerCase();
+  });
+  return run.haystacks;
 };
 
 /** Numbers of the episodes that the filters of the state let through, in the order it asks for. */
 report.filterEpisodes = function (run, state) {
-  const { episodes, calls } = run;
-  const at = (name) => (i) => report.value(episodes, name, i);
-  const [step, split, success, failure, leftOut, uid, task, answer] = [
-    "step",
-    "split",
-    "success",
-    "failure",
-    "left_out",
-    "uid",
-    "task_id",
-    "answer",
-  ].map(at);
+  const names = ["step", "split", "success", "failure", "left_out", "uid", "team_reward", "calls"];
+  const [step, split, success, failure, leftOut, uid, reward, length] = names.map((name) =>
+    report.column(run.episodes, name),
+  );
   const tests = [];
   if (state.split) tests.push((i) => split(i) === state.split);
   if (state.step) tests.push((i) => step(i) === Number(state.step));
@@ -63,21 +72,11 @@ report.filterEpisodes = function (run, state) {
   }
   if (state.text) {
     const wanted = state.text.toLowerCase();
-    const first = at("first_call");
-    const count = at("calls");
-    const has = (value) => typeof value === "string" && value.toLowerCase().includes(wanted);
-    tests.push((i) => {
-      if (has(task(i)) || has(answer(i)) || has(failure(i))) return true;
-      for (let call = first(i); call < first(i) + count(i); call++) {
-        if (has(report.value(calls, "action", call))) return true;
-      }
-      return false;
-    });
+    const haystacks = report.haystacks(run);
+    tests.push((i) => haystacks[i].includes(wanted));
   }
   const numbers = [];
-  for (let i = 0; i < report.count(episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
-  const reward = at("team_reward");
-  const length = at("calls");
+  for (let i = 0; i < report.count(run.episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
   if (state.sort === "low") numbers.sort((a, b) => (reward(a) ?? 0) - (reward(b) ?? 0));
   if (state.sort === "high") numbers.sort((a, b) => (reward(b) ?? 0) - (reward(a) ?? 0));
   if (state.sort === "long") numbers.sort((a, b) => length(b) - length(a));
@@ -89,6 +88,13 @@ report.mark = function (run, i) {
   const success = report.value(run.episodes, "success", i);
   if (success === null) return ["\u00b7", "no success recorded", "quiet"];
   return success > 0 ? ["\u2713", "success", "good"] : ["\u2717", "no success", "wrong"];
+};
+
+/** Task of an episode without the folder of its data set, which is the same in most rows. */
+report.shortTask = function (run, i) {
+  const task = String(report.value(run.episodes, "task_id", i));
+  const folder = String(report.value(run.episodes, "data_source", i) ?? "").replace(/[^/]*$/, "");
+  return task.startsWith(folder) ? task.slice(folder.length) : task;
 };
 
 report.episodeRow = function (run, i) {
@@ -104,8 +110,7 @@ report.episodeRow = function (run, i) {
     report.el(
       "span",
       { class: "name", title: report.value(run.episodes, "task_id", i) },
-      // The folder of a data set's name is the same in all rows.
-      String(report.value(run.episodes, "task_id", i)).replace(/^.*\//, ""),
+      report.shortTask(run, i),
       report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
     ),
     report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
@@ -217,14 +222,11 @@ report.closeEpisode = function () {
 
 /** Numbers of the episodes of the same group, in order of their index. */
 report.groupOf = function (run, i) {
-  const uid = report.value(run.episodes, "uid", i);
+  const uid = report.column(run.episodes, "uid");
+  const split = report.column(run.episodes, "split");
   const numbers = [];
   for (let j = 0; j < report.count(run.episodes); j++) {
-    if (
-      report.value(run.episodes, "uid", j) === uid &&
-      report.value(run.episodes, "split", j) === report.value(run.episodes, "split", i)
-    )
-      numbers.push(j);
+    if (uid(j) === uid(i) && split(j) === split(i)) numbers.push(j);
   }
   return numbers;
 };
@@ -325,7 +327,7 @@ report.drawEpisode = function (run, i, state) {
       report.el(
         "span",
         { class: "chip quiet" },
-        `${row.turns} turn${row.turns === 1 ? "" : "s"}, ${row.calls} calls`,
+        `${report.many(row.turns, "turn")}, ${report.many(row.calls, "call")}`,
       ),
       row.left_out ? report.el("span", { class: "chip bad" }, `not trained: ${row.left_out}`) : null,
     ),
@@ -371,13 +373,21 @@ report.fillEpisode = async function (run, i, row, body, state) {
       ),
     );
   }
-  calls.forEach((call, j) => report.addTexts(call, texts?.calls?.[j], strings));
+  calls.forEach((call, j) => {
+    report.addTexts(call, texts?.calls?.[j], strings);
+    // The last call of a turn speaks to the world, not to an agent.
+    call.acts = calls[j + 1]?.turn !== call.turn;
+  });
   if (row.split === "train") report.addCredit(run, row.step, calls);
   parts.push(
-    report.drawEpisodeLanes(run, calls),
-    texts?.states?.length
-      ? report.drawWorld(texts.states)
-      : report.drawWorld(report.anchors(calls), "State that the calls acted on"),
+    report.el(
+      "div",
+      { class: "beside" },
+      report.drawEpisodeLanes(run, calls),
+      texts?.states?.length
+        ? report.drawWorld(texts.states)
+        : report.drawWorld(report.anchors(calls), "State that the calls acted on", false),
+    ),
     report.drawConversations(calls),
     report.drawDialogue(run, calls, texts),
   );
@@ -452,13 +462,26 @@ report.drawEpisodeLanes = function (run, calls) {
   });
 };
 
-/** A state as text or as a grid of cells. */
+/** Class of each symbol of a grid by its meaning: a wall, the floor, or one of the colours. */
+report.symbolClasses = function (legend) {
+  const classes = new Map();
+  for (const [symbol, meaning] of Object.entries(legend)) {
+    if (/\bwall/i.test(meaning)) classes.set(symbol, "wall");
+    else if (/\b(free|empty|floor|blank)/i.test(meaning)) classes.set(symbol, "floor");
+    else classes.set(symbol, `c${classes.size % 6}`);
+  }
+  return classes;
+};
+
+/** A state as text or as a grid of cells; a row of the grid is a list, or a string of single characters. */
 report.drawState = function (state) {
   if (typeof state === "string") return report.appendText(report.el("pre", { class: "state" }), state);
-  const symbols = Object.keys(state?.legend ?? {});
-  const colour = (cell) => symbols.indexOf(String(cell));
-  const legend = symbols.map((symbol) =>
-    report.el("li", {}, report.el("code", {}, symbol), ` ${state.legend[symbol]}`),
+  const meanings = state?.legend ?? {};
+  const lines = (state?.cells ?? []).map((line) => Array.from(line, (cell) => String(cell ?? "")));
+  const classes = report.symbolClasses(meanings);
+  const cellOf = (cell) => report.el("td", { class: classes.get(cell), title: meanings[cell] }, cell);
+  const legend = Object.entries(meanings).map(([symbol, meaning]) =>
+    report.el("li", {}, report.el("code", { class: classes.get(symbol) }, symbol), ` ${meaning}`),
   );
   return [
     report.el(
@@ -468,19 +491,7 @@ report.drawState = function (state) {
       report.el(
         "tbody",
         {},
-        (state?.cells ?? []).map((line) =>
-          report.el(
-            "tr",
-            {},
-            [...line].map((cell) =>
-              report.el(
-                "td",
-                { class: colour(cell) >= 0 ? `c${colour(cell) % 8}` : null, title: state.legend?.[cell] },
-                String(cell ?? ""),
-              ),
-            ),
-          ),
-        ),
+        lines.map((line) => report.el("tr", {}, line.map(cellOf))),
       ),
     ),
     legend.length ? report.el("ul", { class: "legend" }, legend) : null,
@@ -488,7 +499,7 @@ report.drawState = function (state) {
 };
 
 /** Replay of the states of the world, by buttons or a slider. */
-report.drawWorld = function (states, title = "The world") {
+report.drawWorld = function (states, title = "The world", byTurn = true) {
   if (!states?.length) return null;
   const view = report.el("div", { class: "world", "aria-live": "polite" });
   const label = report.el("output", { for: "world" });
@@ -504,7 +515,8 @@ report.drawWorld = function (states, title = "The world") {
   const show = (n) => {
     const i = Math.min(states.length - 1, Math.max(0, n));
     slider.value = String(i);
-    label.textContent = `state ${i + 1} of ${states.length}`;
+    const when = i ? `after turn ${i}` : "before turn 1";
+    label.textContent = byTurn ? `${when} of ${states.length - 1}` : `state ${i + 1} of ${states.length}`;
     view.replaceChildren(...[report.drawState(states[i])].flat().filter(Boolean));
   };
   slider.addEventListener("input", () => show(Number(slider.value)));

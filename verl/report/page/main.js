@@ -149,14 +149,25 @@ report.refresh = async function (changed) {
   }
   report.index.built = Date.now() / 1000;
   // What pages have computed of the runs before.
-  for (const run of report.index.runs) for (const name of ["silent", "flat", "paths"]) delete run[name];
+  for (const run of report.index.runs)
+    for (const name of ["silent", "flat", "paths", "haystacks"]) delete run[name];
   // The episode that is open does not change; a redraw would fold what its reader has opened.
   if (report.state.episode !== undefined) report.drawHeader(report.run());
   else report.draw();
 };
 
 report.follow = function () {
-  const everything = ["state", "metrics", "steps", "alarms", "accuracy", "spans", "credit", "episodes", "calls"];
+  const everything = [
+    "state",
+    "metrics",
+    "steps",
+    "alarms",
+    "accuracy",
+    "spans",
+    "credit",
+    "episodes",
+    "calls",
+  ];
   let waiting = Promise.resolve();
   const queue = (changed) => {
     waiting = waiting.then(() => report.refresh(changed)).catch(report.drawError);
@@ -220,7 +231,7 @@ report.start = async function () {
         report.el(
           "p",
           { class: "bad", role: "alert" },
-          `The report could not be read: ${error}. Its browser must know DecompressionStream (2023 or newer).`,
+          `The report could not be read: ${error}. It needs a browser of 2023 or newer.`,
         ),
       );
     throw error;

@@ -60,12 +60,14 @@ report.verdict = function (run) {
   const values = success.some(report.isNumber) ? success : report.metric(run, "episode/team_reward/mean");
   if (!values.some(report.isNumber)) return ["Nothing was trained or validated yet."];
   const format = values === success ? report.percent : report.number;
+  const size = report.edgeSize(run);
   return [
-    `No two validations to compare. In training the ${values === success ? "success" : "team reward"} went from `,
-    report.el("b", {}, format(report.edge(values, 5))),
-    " (first 5 steps) to ",
-    report.el("b", {}, format(report.edge(values, 5, true))),
-    " (last 5).",
+    "No two validations to compare. In training the ",
+    values === success ? "success went from " : "team reward went from ",
+    report.el("b", {}, format(report.edge(values, size))),
+    ` (first ${size === 1 ? "step" : `${size} steps`}) to `,
+    report.el("b", {}, format(report.edge(values, size, true))),
+    ` (last ${size === 1 ? "one" : size}).`,
   ];
 };
 
@@ -199,23 +201,23 @@ report.curves = function (run) {
     }),
   );
   const agents = report.agentsOf(run);
-  const ofAgents = (title, name, note, format) => {
+  const ofAgents = (title, name, note, format, bounds) => {
     const series = agents.map((agent) => report.seriesOf(run, agent.agent, `agent/${agent.slug}/${name}`));
     if (series.some((s) => s.values.some(report.isNumber))) {
-      charts.push(report.lineChart({ title, note, x: run.steps, series, format }));
+      charts.push(report.lineChart({ title, note, x: run.steps, series, format, bounds }));
     }
   };
   ofAgents("Reward by agent", "reward/mean", "after shaping and penalties", report.number);
   ofAgents("Length of a reply", "response_length/mean", "tokens", report.number);
-  ofAgents("Silent groups", "zero_signal_groups", "share of groups without any advantage", (v) =>
-    report.percent(v, 0),
-  );
+  const share = (value) => report.percent(value, 0);
+  ofAgents("Silent groups", "zero_signal_groups", "share of groups without any advantage", share, [0, 1]);
   return report.el("section", { class: "grid", "aria-label": "Curves" }, charts);
 };
 
 report.drawOverview = function (run, state) {
   const { before, after, points, measure, files } = run.accuracy ?? {};
-  const last = after ?? points?.at(-1);
+  // Of a run in progress, its last validation.
+  const last = after ?? points?.filter((point) => point.step !== before?.step).at(-1);
   const { word, kind } = report.stateOf(run);
   const splits = run.episodes?.split;
   const training = Array.isArray(splits)
@@ -233,15 +235,10 @@ report.drawOverview = function (run, state) {
     "dl",
     { class: "facts" },
     report.fact("Before", ...report.rateParts(before, measure)),
-    report.fact("After", ...report.rateParts(last, measure)),
-    report.fact(
-      "Change",
-      change === null
-        ? "\u2013"
-        : measure === "team_reward"
-          ? report.signed(last.rate - before.rate)
-          : `${change} points`,
-    ),
+    report.fact(after ? "After" : "Last validation", ...report.rateParts(last, measure)),
+    measure === "team_reward"
+      ? report.fact("Change", change === null ? "\u2013" : report.signed(last.rate - before.rate))
+      : report.fact("Change", change ?? "\u2013", change ? "percentage points" : null),
     report.fact("Step", `${step}${run.state?.total_steps ? ` of ${run.state.total_steps}` : ""}`, word, kind),
     report.fact(
       "Episodes",
@@ -288,8 +285,9 @@ report.drawAbout = function (run) {
   const items = [];
   if (run.left_out_texts)
     items.push(
-      `The texts of ${report.integer(run.left_out_texts)} episodes are not in this file` +
-        `${report.index.max_mb ? ` (limit ${report.index.max_mb} MB)` : ""}; each episode names the file and line that has them.`,
+      `The texts of ${report.many(run.left_out_texts, "episode")} are not in this file` +
+        `${report.index.max_mb ? ` (limit ${report.index.max_mb} MB)` : ""}; ` +
+        "each episode names the file and line that has them.",
     );
   for (const entry of run.damaged ?? [])
     items.push(`Damaged: ${entry.file}${entry.line ? `, line ${entry.line}` : ""}: ${entry.why}`);

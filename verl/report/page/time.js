@@ -14,6 +14,16 @@ report.TIMINGS = [
   ["save_checkpoint", "checkpoint"],
 ];
 
+/** What becomes of a group in asynchronous training, by its metric. */
+report.GROUP_STATES = {
+  running: "in progress",
+  complete: "complete, not yet trained",
+  training: "being trained",
+  failed: "failed",
+  rejected: "rejected",
+  dropped_stale_samples: "dropped as too old",
+};
+
 /** Spans of the steps from `first` to `last`, as lanes; open ones end now. */
 report.laneSpans = function (run, first, last, now) {
   const lanes = new Map();
@@ -31,7 +41,9 @@ report.laneSpans = function (run, first, last, now) {
       end: end ?? now,
       kind: kinds.get(call),
       open: end === null,
-      name: `${call}, step ${step}: ${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
+      name:
+        `${call}, step ${step}: ` +
+        `${end === null ? "open for " : ""}${report.duration((end ?? now) - start)}`,
     });
   }
   for (const spans of lanes.values()) spans.sort((a, b) => a.start - b.start);
@@ -40,7 +52,7 @@ report.laneSpans = function (run, first, last, now) {
 
 /** Where the time of a step goes, as a sentence. */
 report.timeVerdict = function (run) {
-  const last = (key) => report.edge(report.metric(run, key), 5, true);
+  const last = (key) => report.edge(report.metric(run, key), report.edgeSize(run), true);
   const step = last("timing_s/step");
   if (step === null) return ["No times were recorded yet."];
   const parts = report.TIMINGS.filter(([key]) => !["testing", "save_checkpoint"].includes(key))
@@ -56,7 +68,7 @@ report.timeVerdict = function (run) {
   return [
     "A step takes ",
     report.el("b", {}, report.duration(step)),
-    " (mean of the last 5): ",
+    ` (mean of the last ${report.edgeSize(run)}): `,
     parts.map(([name, seconds]) => `${name} ${report.duration(seconds)}`).join(", "),
     ".",
     idle.length ? ` ${idle[0][0]} is idle for ${report.percent(idle[0][1], 0)} of it.` : "",
@@ -185,10 +197,14 @@ report.drawTime = function (run, state) {
   else if (ages.length)
     parts.push(report.el("p", {}, "All samples were trained by the weights that sampled them (age 0)."));
   chart(
-    "Asynchronous training",
-    "groups in progress, complete and dropped",
-    from(/^fully_async\/count\//, (key) => key.slice(18)),
+    "Groups",
+    "of asynchronous training, at the end of each step",
+    Object.entries(report.GROUP_STATES).map(([key, name]) => ({
+      name,
+      values: report.metric(run, `fully_async/count/${key}`),
+    })),
     report.number,
+    [0],
   );
   parts.push(report.versionTable(run));
   return parts;

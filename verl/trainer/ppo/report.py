@@ -39,6 +39,7 @@ from verl.utils.tracking import Tracking
 
 if TYPE_CHECKING:
     # of training alone
+    from verl.trainer.ppo.alarm_lines import AlarmLines
     from verl.trainer.ppo.gap_watch import GapWatch
     from verl.trainer.ppo.step_records import StepRecords
     from verl.trainer.run_state import RunState
@@ -86,11 +87,20 @@ class RunReport:
         self.state: RunState | None = None
         self._first_step = True
 
+    @cached_property
+    def alarms(self) -> AlarmLines:
+        """Alarms of this run, in the console."""
+        from verl.trainer.ppo.alarm_lines import AlarmLines  # begins with the first episodes, not before
+
+        return AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
+
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log metrics of a step, of the last completed one by default."""
-        self.tracking.log(metrics, self.progress.global_step if step is None else step)
+        """Log metrics of a step, of the last completed one by default, and its alarms."""
+        number = self.progress.global_step if step is None else step
+        self.tracking.log(metrics, number)
         if self.state is not None:
             self.state.changed()
+        self.alarms.judge(number, metrics)
 
     def write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the
@@ -124,7 +134,7 @@ class RunReport:
             return
         path = self.run_dir / "trajectories" / f"{name}.jsonl"
         with writing(path):
-            write_rows((episode.to_json() for episode in episodes), path)
+            write_rows(self.alarms.note((episode.to_json() for episode in episodes), name), path)
 
     @cached_property
     def _gap_watch(self) -> GapWatch:
@@ -175,6 +185,7 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
+        self.alarms.take(batch)
         if self._first_step and (warning := nothing_to_learn(metrics)):
             logger.warning("step %d: %s", self.progress.global_step, warning)
         self._first_step = False
