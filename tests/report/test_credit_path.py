@@ -71,8 +71,8 @@ def sample(rng: Random, agent: str, turn: int, number: int) -> Sample:
         valid=rng.random() < 0.8,
         fields={},
         identity=SampleIdentity(
-            policy_id="shared" if agent != "writer" else "own", wg_id="group" if agent != "writer" else "other",
-            turn=turn, call=number, anchor=rng.choice(["a", "b", "c"]), depth=rng.randint(0, 1),
+            policy_id="own" if agent == "writer" else "shared",
+            wg_id="other" if agent == "writer" else "group", turn=turn, call=number, anchor=rng.choice(["a", "b", "c"]), depth=rng.randint(0, 1),
             design=rng.choice(["", "x"]),
         ),
         request=SampleRequest(prompt_text="", prompt_ids=(1, 2), max_tokens=10),
@@ -112,6 +112,11 @@ def candidates(rng: Random, call: Sample, greedy: bool) -> list[Sample]:
     return out
 
 
+def with_token_rewards(rng: Random, call: Sample) -> Sample:
+    values = tuple(rng.choice([0.0, 0.5]) for _ in call.generation.token_ids)
+    return call.with_rewards(token_rewards=values, local_reward=sum(values), local_given=True)
+
+
 def episode(rng: Random, uid: str, index: int, tree: bool, greedy: bool, tokens: bool) -> EpisodeRecord:
     samples: list[Sample] = []
     turns = rng.randint(1, 3)
@@ -135,12 +140,7 @@ def episode(rng: Random, uid: str, index: int, tree: bool, greedy: bool, tokens:
         for s in samples
     ]
     if tokens:
-        samples = [
-            s.with_rewards(token_rewards=(value := tuple(rng.choice([0.0, 0.5]) for _ in s.generation.token_ids)),
-                           local_reward=sum(value), local_given=True)
-            if rng.random() < 0.5 else s
-            for s in samples
-        ]  # fmt: skip
+        samples = [with_token_rewards(rng, s) if rng.random() < 0.5 else s for s in samples]
     turn_rewards = tuple(rng.choice([0.0, 1.0]) for _ in range(turns))
     acts = sum(s.rewards.act_reward or 0.0 for s in samples if s.identity.committed)
     return EpisodeRecord(
@@ -308,9 +308,9 @@ def make_case(
     save_config(config, folder / "config.yaml")
     agents = {(s.agent_id, s.identity.policy_id, s.identity.wg_id) for r in episodes for s in r.samples}
     names = ("agent", "policy", "group")
-    state_of_run = {"format": 1, "attempt": {"started": 0.0, "from_step": 0}, "state": "done", "step": step,
-                    "agents": [dict(zip(names, agent, strict=True), trained=True) for agent in agents]}  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(state_of_run))
+    placed = [dict(zip(names, agent, strict=True), trained=True) for agent in sorted(agents)]
+    state_of_run = {"format": 1, "attempt": {"started": 0.0, "from_step": 0}, "state": "done", "step": step}
+    (folder / "run.json").write_text(json.dumps(state_of_run | {"agents": placed}))
     (folder / "metrics.jsonl").write_text(json.dumps({"step": step, **metrics}) + "\n")
     (folder / "trajectories").mkdir()
     written = [r for r in records if rng.random() >= lost] or records[:1] if lost else records
