@@ -72,7 +72,8 @@ def sample(rng: Random, agent: str, turn: int, number: int) -> Sample:
         fields={},
         identity=SampleIdentity(
             policy_id="own" if agent == "writer" else "shared",
-            wg_id="other" if agent == "writer" else "group", turn=turn, call=number, anchor=rng.choice(["a", "b", "c"]), depth=rng.randint(0, 1),
+            wg_id="other" if agent == "writer" else "group", turn=turn, call=number,
+            anchor=rng.choice(["a", "b", "c"]), depth=rng.randint(0, 1),
             design=rng.choice(["", "x"]),
         ),
         request=SampleRequest(prompt_text="", prompt_ids=(1, 2), max_tokens=10),
