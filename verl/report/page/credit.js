@@ -216,7 +216,8 @@ globalThis.report ??= {};
     if (why) throw new Unrecorded(why);
     const name = settings.adv_estimator;
     const isTask = settings.fields.length === 1 && settings.fields[0] === "uid";
-    const over = settings.statistics_over === "auto" ? isTask || UNGROUPED.has(name) : settings.statistics_over === "trajectories";
+    const { statistics_over: mode } = settings;
+    const over = mode === "auto" ? isTask || UNGROUPED.has(name) : mode === "trajectories";
     if (settings.call_weighting === "trajectory") {
       for (const [, chain] of gathered(rows, (r) => [r.row.traj_uid, r.row.agent])) {
         const calls = chain.filter((r) => r.valid).length;
@@ -247,7 +248,8 @@ globalThis.report ??= {};
     rows.forEach((r, i) => {
       const s = stats.get(units[i].group);
       const value = r.valid ? w * relative(units[i], s, settings.norm_adv_by_std_in_grpo, "zero") : 0;
-      const own = { name: "candidates", value, score: units[i].score, baseline: s.mean, spread: s.std, groupSize: s.count };
+      const { score } = units[i];
+      const own = { name: "candidates", value, score, baseline: s.mean, spread: s.std, groupSize: s.count };
       const { baseline, spread, groupSize } = r;
       const episode = [{ name: "episode", value: r.advantage, baseline, spread, groupSize }];
       r.parts = [...(r.row.committed && !r.why ? r.parts ?? episode : []), own];

@@ -176,7 +176,8 @@
     const length = (u) => sum(u.rows.map((r) => r.tokens * (r.weighed ?? 1)));
     const stats = groupStats(units.map((u) => ({ ...u, weight: length(u) })));
     const baseline = (u) => stats.get(u.group).mean;
-    spread(part, (u, s) => unlessSilent(u, s, part.settings.singleton, () => u.score - baseline(u)), { units, baseline });
+    const value = (u, s) => unlessSilent(u, s, part.settings.singleton, () => u.score - baseline(u));
+    spread(part, value, { units, baseline });
   };
 
   const gpg = (part) => {
