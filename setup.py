@@ -57,7 +57,9 @@ EXTRAS = {
         "pillow>=11",
         "tiktoken>=0.8",
     ],
+    "report": ["axe-core-python>=0.1,<0.2"],  # tests of the report's page; scripts/setup.sh adds Chromium
     "tensorboard": ["tensorboard>=2.20"],
+    "trackio": ["trackio>=0.43"],
     "dev": [
         "math-verify>=0.9,<0.10",
         "pytest>=9,<9.2",  # with 9.2, pytest-xdist 3.8 no longer keeps the tests of a group in one process
@@ -98,7 +100,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*", "patches"]),
-    package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md", "*.sh", "*.txt"]},
+    package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md", "*.sh", "*.txt", "*.js", "*.css", "*.html"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["verl-mas=agent_system.launch.command:main"]},

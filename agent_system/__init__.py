@@ -3,7 +3,7 @@ protocol, configuration and names.
 """
 
 from agent_system.agent import BaseAgent, Entry
-from agent_system.environment import BaseEnv, Observation, Outcome, Task
+from agent_system.environment import BaseEnv, Grid, Observation, Outcome, Task
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SearchMemory, SimpleMemory, SummaryMemory
 from agent_system.orchestra import BaseOrchestra
@@ -28,6 +28,7 @@ __all__ = [
     "Entry",
     "EnvRegistry",
     "EpisodeRecord",
+    "Grid",
     "Memory",
     "Observation",
     "OrchestraRegistry",

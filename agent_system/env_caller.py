@@ -24,7 +24,7 @@ class EnvHandle(Protocol):
 
     Attributes:
         name: name of its class.
-        has_act, has_observe, has_score: whether its class defines the method.
+        has_act, has_observe, has_score, has_render: whether its class defines the method.
         has_close: `close` has to be called.
     """
 
@@ -32,6 +32,7 @@ class EnvHandle(Protocol):
     has_act: bool
     has_observe: bool
     has_score: bool
+    has_render: bool
     has_close: bool
 
     async def outcome(self, method: str, *args: Any) -> Outcome:
@@ -40,6 +41,10 @@ class EnvHandle(Protocol):
 
     async def observation(self, method: str, *args: Any) -> Observation:
         """Call `method` and check that it returns an `Observation`."""
+        ...
+
+    async def render(self) -> Any:
+        """Return the state for readers, unchecked."""
         ...
 
     async def fork(self) -> EnvHandle:
@@ -62,6 +67,7 @@ class EnvCaller:
         self.has_act = env.overrides("act")
         self.has_observe = env.overrides("observe")
         self.has_score = env.overrides("score")
+        self.has_render = env.overrides("render")
         self.has_close = env.overrides("close")
         self._threads = threads
         self._in_use = asyncio.Lock()
@@ -73,6 +79,10 @@ class EnvCaller:
     async def observation(self, method: str, *args: Any) -> Observation:
         """Call `method` and check that it returns an `Observation`."""
         return self._checked(method, await self.call(method, *args), Observation)
+
+    async def render(self) -> Any:
+        """Return the state for readers, unchecked."""
+        return await self.call("render")
 
     async def fork(self) -> EnvCaller:
         """Return a caller of the environment's fork. Raise AgentSystemError when `fork` does not

@@ -78,6 +78,19 @@ class Outcome:
     observation: Observation | None = None
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A state that is drawn as a grid, see `BaseEnv.render`.
+
+    Attributes:
+        cells: rows from the top, each a text with one character a cell, or a list of short texts.
+        legend: meaning of cells, for readers; cells without one are drawn as well.
+    """
+
+    cells: Sequence[str | Sequence[str]]
+    legend: Mapping[str, str] = field(default_factory=dict)
+
+
 def paid(amount: float, *coefficients: float) -> float | None:
     """Return the local reward `amount`, or None (no local reward) when all of its coefficients are
     0.
@@ -140,6 +153,15 @@ class BaseEnv(ABC):
         fork after `act`, must not change the state, and adds nothing to the episode's rewards.
         """
         raise NotImplementedError
+
+    def render(self) -> Any:
+        """Return the present state for those who read episodes: a text, a `Grid`, or None.
+
+        It is called after `reset` and after every turn of the episodes whose group is written to
+        trajectories/, and must not change the state. Cells and texts may be what a model wrote; they
+        are shown as text. An error in it costs no episode.
+        """
+        return None
 
     def check_task(self, task: Task) -> None:  # noqa: B027 - most environments take any
         """Raise AgentSystemError if a task cannot be graded; called for each one of the data before

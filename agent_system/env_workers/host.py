@@ -82,6 +82,10 @@ class EnvHost:
         """Call a method that returns an `Observation`."""
         return await self._envs[handle].observation(method, *args)
 
+    async def render(self, handle: int) -> Any:
+        """Return the state for readers, unchecked."""
+        return await self._envs[handle].render()
+
     async def fork(self, handle: int, copy: int) -> None:
         """Fork an environment; the copy gets the number `copy`."""
         self._envs[copy] = await self._envs[handle].fork()

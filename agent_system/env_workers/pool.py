@@ -197,8 +197,8 @@ class RemoteEnv:
     def __init__(self, workers: EnvWorkers, seed: int, worker: EnvWorker | None = None) -> None:
         cls = workers.env_class
         self.name = cls.__name__
-        self.has_act, self.has_observe, self.has_score = (
-            cls.overrides(method) for method in ("act", "observe", "score")
+        self.has_act, self.has_observe, self.has_score, self.has_render = (
+            cls.overrides(method) for method in ("act", "observe", "score", "render")
         )
         self._workers = workers
         self._seed = seed
@@ -220,6 +220,10 @@ class RemoteEnv:
         else:
             observation = await self._ask(method, "observation", method, *args)
         return observation
+
+    async def render(self) -> Any:
+        """Return the state for readers, unchecked."""
+        return await self._ask("render", "render")
 
     async def fork(self) -> RemoteEnv:
         """Return the fork, in the same worker."""

@@ -58,6 +58,7 @@ class ChatRequest:
         schema: JSON schema that the reply must satisfy, or None.
         forced: names of tools, one of which the reply must call; empty for any reply.
         prompt: of a completion: a text or token ids, which the reply continues; None for a chat.
+        api: the route by which it came: `chat`, `completions` or `responses`.
     """
 
     model: str
@@ -75,6 +76,7 @@ class ChatRequest:
     schema: Mapping[str, Any] | None = None
     forced: tuple[str, ...] = ()
     prompt: str | tuple[int, ...] | None = None
+    api: str = "chat"
 
     @property
     def form_field(self) -> str:
@@ -163,7 +165,12 @@ def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatReq
     if fields.get("best_of") == fields.get("n"):
         fields.pop("best_of", None)
     request = _read_fields(fields, structured, without_effect(body, COMPLETIONS))
-    return replace(request, prompt=_prompt(body.get("prompt")), logprobs=_logprobs(body.get("logprobs")))
+    return replace(
+        request,
+        prompt=_prompt(body.get("prompt")),
+        logprobs=_logprobs(body.get("logprobs")),
+        api="completions",
+    )
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:

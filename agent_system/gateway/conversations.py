@@ -137,7 +137,7 @@ class AgentConversations:
             {"name": parsed.name, "arguments": parsed.arguments or {}, "id": parsed.id}
             for parsed in parsed_calls[: self._template.most_calls]
         ]
-        self._remember(request, built, generation, text, content, tool_calls)
+        self._remember(request, built, call, generation, text, content, tool_calls)
         named_calls = [
             (f"call_{call.turn}_{call.number}_{index}", tool_call["name"], json.dumps(tool_call["arguments"]))
             for index, tool_call in enumerate(tool_calls)
@@ -151,6 +151,7 @@ class AgentConversations:
         self,
         request: ChatRequest,
         built: BuiltPrompt,
+        call: Call,
         generation: Generation,
         text: str,
         content: str,
@@ -166,7 +167,8 @@ class AgentConversations:
         )
         tools = normalizer.clean_json(list(request.tools))
         template_messages = [*built.template_messages, template_message]
-        prefix = AnsweredPrefix(built.prompt, generation, template_messages, tools)
+        place = (call.turn, call.number)
+        prefix = AnsweredPrefix(built.prompt, generation, template_messages, tools, place)
         self._prefixes.add(built.messages, message, tools, prefix)
 
     def _is_schema_answer(self, request: ChatRequest, text: str) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.gateway.chat_request import FREE, REFUSED, ChatRequest
@@ -153,8 +154,9 @@ class EpisodeRequests:
         self._note(agent_id, request, built, overridden)
         self._request_count += 1
         pending = PendingRequest(connected, number=self._request_count)
+        program = _program(request, built, overridden)
         pending.task = asyncio.create_task(
-            self._generate(pending, agent_id, conversations, request, built, sampling)
+            self._generate(pending, agent_id, conversations, request, built, sampling, program)
         )
         # nobody may be left to read it
         pending.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -203,11 +205,18 @@ class EpisodeRequests:
         request: ChatRequest,
         built: BuiltPrompt,
         sampling: SamplingParams,
+        program: Mapping[str, Any],
     ) -> Completion:
         seed = self._seed(agent_id, built.prompt)
         try:
             replies = await self._program_calls.reply_to(
-                agent_id, built.prompt, sampling, n=request.n, seed=seed, client_seed=request.seed
+                agent_id,
+                built.prompt,
+                sampling,
+                n=request.n,
+                seed=seed,
+                client_seed=request.seed,
+                program=program,
             )
         # The environment has ended the episode while the request waited.
         except TurnOver as error:
@@ -293,6 +302,18 @@ class EpisodeRequests:
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+
+
+def _program(request: ChatRequest, built: BuiltPrompt, overridden: Sequence[str]) -> dict[str, Any]:
+    """Return the facts of a request for trajectory files, see `SampleRequest.program`."""
+    facts: dict[str, Any] = {"api": request.api}
+    if built.parent is not None:
+        facts |= {"parent": list(built.parent), "shared": built.shared}
+    if built.rewritten:
+        facts["rewritten"] = built.rewritten
+    if overridden:
+        facts["overridden"] = list(overridden)
+    return facts
 
 
 def completion_id(name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -39,6 +39,9 @@ class BuiltPrompt:
         rewritten: why sampled tokens were rendered anew: `client`, `template` or `tools`; empty
             where none were.
         difference: what the template shows in another way, in words; empty for other reasons.
+        parent: turn and number of the call whose conversation the request goes on with; None for a
+            new conversation.
+        shared: number of tokens of that call's prompt and reply that the prompt begins with.
     """
 
     prompt: Prompt
@@ -46,6 +49,8 @@ class BuiltPrompt:
     template_messages: Sequence[Mapping[str, Any]]
     rewritten: str = ""
     difference: str = ""
+    parent: tuple[int, int] | None = None
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,14 @@ class AnsweredPrefix:
         template_messages: the conversation with the reply, for the chat template, with the thinking
             of its replies.
         tools: its tools, in the order of their fields in which the prompt shows them.
+        call: turn and number of its call in the episode.
     """
 
     prompt: Prompt
     generation: Generation
     template_messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    call: tuple[int, int] | None = None
 
 
 class PrefixStore:
@@ -104,12 +111,13 @@ class PrefixStore:
 
     def find(
         self, messages: Sequence[NormalizedMessage], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[AnsweredPrefix | None, int, str]:
-        """Return the longest conversation that a request continues, the number of its messages, and
-        why there is none.
+    ) -> tuple[AnsweredPrefix | None, int, str, AnsweredPrefix | None]:
+        """Return the longest conversation that a request continues, the number of its messages, why
+        there is none, and the conversation that it goes on with in the sense of its client.
 
-        The reason is `tools` (the request has other tools), `client` (a reply was edited, invented
-        or moved), or empty for a request that continues nothing.
+        The last one is also there where its tokens cannot be continued. The reason is `tools` (the
+        request has other tools), `client` (a reply was edited, invented or moved), or empty for a
+        request that continues nothing.
         """
         hashes = _prefix_hashes(messages)
         key = _tools_key(tools)
@@ -119,14 +127,16 @@ class PrefixStore:
                 continue
             # the client has put a reply of its own after the one that was sampled here
             if any(message.role == "assistant" for message in messages[length:]):
-                return None, 0, "client"
-            return (by_tools[key], length, "") if key in by_tools else (None, 0, "tools")
+                return None, 0, "client", _last(by_tools)
+            if key not in by_tools:
+                return None, 0, "tools", _last(by_tools)
+            return by_tools[key], length, "", by_tools[key]
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         changed = any(
             hashes[index] in self._asked_hashes or messages[index].key in self._reply_keys
             for index in replies
         )
-        return None, 0, "client" if changed else ""
+        return None, 0, "client" if changed else "", None
 
 
 class PromptContinuation:
@@ -153,12 +163,12 @@ class PromptContinuation:
             tools: its tools, without special tokens.
             store: the answered conversations, one of which the request may continue.
         """
-        prefix, length, reason = store.find(messages, tools)
+        prefix, length, reason, parent = store.find(messages, tools)
         plain_messages = [message.fields for message in messages]
         if prefix is None:
             text = self.template.render(plain_messages, tools)
             prompt = Prompt(text, self.template.encode(text), messages=_chat(plain_messages))
-            return BuiltPrompt(prompt, messages, plain_messages, reason)
+            return _following(BuiltPrompt(prompt, messages, plain_messages, reason), parent)
         template_messages = [
             *prefix.template_messages,
             *self.template.with_sampled_ids(prefix.template_messages, plain_messages[length:]),
@@ -171,18 +181,32 @@ class PromptContinuation:
         following = self.template.after(prefix.prompt, prefix.generation, text, self._keep_thinking)
         if following is None:  # behind an API, which makes the tokens itself
             prompt = Prompt(text, self.template.encode(text), messages=_chat(plain_messages))
-            return BuiltPrompt(prompt, messages, template_messages)
+            return _following(BuiltPrompt(prompt, messages, template_messages), parent)
         # equal to the first ones of this request; prompts share them, so that their texts are kept
         # once
         earlier = prefix.prompt.messages
         chat = (*earlier, *_chat(plain_messages[len(earlier) :]))
-        return BuiltPrompt(
+        built = BuiltPrompt(
             Prompt(following.text, following.ids, messages=chat),
             messages,
             template_messages,
             "template" if following.rewritten else "",
             following.rewritten,
         )
+        return _following(built, parent)
+
+
+def _following(built: BuiltPrompt, parent: AnsweredPrefix | None) -> BuiltPrompt:
+    """Return a prompt with the call that it goes on with."""
+    if parent is None:
+        return built
+    ids = built.prompt.ids
+    earlier = (*parent.prompt.ids, *parent.generation.token_ids)
+    shared = len(earlier)
+    if ids[:shared] != earlier:
+        pairs = enumerate(zip(ids, earlier, strict=False))
+        shared = next((index for index, (one, other) in pairs if one != other), min(len(ids), shared))
+    return replace(built, parent=parent.call, shared=shared)
 
 
 def continuation_of(binding: AgentBinding | RemoteBinding, keys: GatewayConfig) -> PromptContinuation:
@@ -195,6 +219,10 @@ def _chat(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Return role, content and tool calls, for reward models and reward functions."""
     names = ("role", "content", "tool_calls")
     return tuple({name: message[name] for name in names if name in message} for message in messages)
+
+
+def _last(prefixes: Mapping[str, AnsweredPrefix]) -> AnsweredPrefix | None:
+    return next(reversed(list(prefixes.values())), None)
 
 
 def _put(entries: dict[Any, Any], key: object, value: object, most: int | None) -> None:

@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -117,6 +118,7 @@ class Routes:
         body = read_body(data)
         chat = chat_body(body, responder.responses)
         request = read_chat_request(chat, responder.structured, without_effect(body, RESPONSES))
+        request = replace(request, api="responses")
 
         def store(completion: Completion) -> dict[str, Any]:
             answer = response_body(completion, body)

@@ -41,7 +41,6 @@ from verl.trainer.plan.group_checks import warn_of_warmup
 from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
@@ -196,6 +195,7 @@ class CheckedRun:
         train, val: tasks; None where there are none.
         run_dir: output folder.
         name: name of the run in trackers.
+        notes: lines about the numbers of the models.
     """
 
     plan: RunPlan
@@ -205,6 +205,7 @@ class CheckedRun:
     val: RLHFDataset | None
     run_dir: Path
     name: str
+    notes: Sequence[str] = ()
 
 
 def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
@@ -253,7 +254,7 @@ def check_run(config: RunConfig) -> CheckedRun:
 
     model_checks.check_forms(plan)
     device = resolve_device(config.trainer.device)
-    check_exactness(plan, device)
+    notes = check_exactness(plan, device)
     model_checks.check_vllm(plan, device)
     trained_in = run_dir_of(config.trainer)
     checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
@@ -264,6 +265,8 @@ def check_run(config: RunConfig) -> CheckedRun:
         if "template_time" in state:  # before the first prompt is rendered
             TEMPLATE_TIME.restore(str(state["template_time"]))
         if not config.trainer.val_only:
+            from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint  # of runs that go on
+
             check_checkpoint(checkpoint, state, config.async_training, config.data)
         check_saved_models(checkpoint, plan)
     run_dir = output_dir(config.agent, config.trainer, plan.agents, plan.speakers, trained_in, checkpoint)
@@ -296,4 +299,4 @@ def check_run(config: RunConfig) -> CheckedRun:
         if run_dir == trained_in
         else f"{config.trainer.experiment_name}/{run_dir.name}"
     )
-    return CheckedRun(plan, sizes, tokenizers, train, val, run_dir, name)
+    return CheckedRun(plan, sizes, tokenizers, train, val, run_dir, name, notes)

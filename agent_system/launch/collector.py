@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,19 @@ def agent_bindings(
     return {agent_id: bindings[agent_id] for agent_id in config.agent.agent_ids}
 
 
+def recorded_share(config: RunConfig) -> float:
+    """Return the share of the groups that are recorded for readers: all, or enough that
+    `trainer.log_trajectories` episodes of a step are among them.
+    """
+    count = config.trainer.log_trajectories
+    if count <= 0:
+        return 1.0 if count else 0.0
+    groups = config.data.train_batch_size
+    groups_drawn = math.ceil(count / config.env.rollout.n)
+    # those that a step writes are the first ones in the order by which groups are drawn
+    return min(1.0, (groups_drawn + 3 * math.sqrt(groups_drawn)) / groups)
+
+
 def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
     """Return the settings of a run's collector."""
     joint = config.critic.view == "joint" and bool(plan.critics)
@@ -242,6 +256,7 @@ def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
         greedy_baselines=plan.greedy_candidates,
         tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
+        recorded=recorded_share(config),
     )
 
 

@@ -33,6 +33,8 @@ COMMANDS = {
         (),
         "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR",
     ),
+    "report": ("verl.report.cli", (), "write the page of a run as one HTML file: RUN [RUN...]"),
+    "watch": ("verl.report.watch", (), "serve the page of a run that goes on: RUN"),
     "evolve": ("agent_system.evolve", (), "search for a team: evolve.start=[team.yaml] key=value ..."),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }

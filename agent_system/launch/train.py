@@ -64,6 +64,12 @@ def run(config: RunConfig) -> RayPPOTrainer:
         logger.info("worker group %s -> %s", group.wg_id, group.describe_devices())
     logger.info("output folder: %s", run_dir)
     with ExitStack() as started:
+        state = None
+        # An evaluation adds files of its own to those of the run.
+        if not config.trainer.val_only:
+            from verl.trainer.run_state import run_state  # of training alone
+
+            state = started.enter_context(run_state(config, plan, run_dir, checked.notes))
         started.enter_context(kills_are_told())
         started.callback(close_shared)
         controller = build_controller(config)
@@ -80,7 +86,14 @@ def run(config: RunConfig) -> RayPPOTrainer:
         )
         started.callback(tracking.finish)
         trainer = RayPPOTrainer(config, plan, team, collector, checked.train, checked.val, tracking, run_dir)
+        if state is not None:
+            # before the workers end, which may take long
+            started.push(state.note)
+            state.follow(trainer.progress, team.open_spans, lambda: collector.in_progress)
+            trainer.report.state = state
         trainer.fit()
+        if state is not None:
+            state.stopped = trainer.stopped_by is not None
     # the table of validations, which nothing before it reads
     from verl.trainer.ppo.validation import rows_before_after
     from verl.utils.console import accuracy_table, before_after_table, print_table

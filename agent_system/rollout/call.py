@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agent_system.agent import BaseAgent, Entry
 from agent_system.environment import Observation, Task
@@ -142,6 +143,7 @@ class Call:
             episode.
         depth: number of spawns around it.
         design: as `SampleIdentity.design`.
+        program: as `SampleRequest.program`.
     """
 
     spec: EpisodeSpec
@@ -160,6 +162,7 @@ class Call:
     own_sampling: SamplingParams | None = None
     depth: int = 0
     design: str = ""
+    program: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -215,6 +218,7 @@ class Call:
                 max_tokens=self.spec.sampling_of(binding).max_tokens,
                 masked=bool(self.sampling.structure),
                 pad_token_id=binding.pad_token_id,
+                program=self.program,
             ),
             generation=reply.generation,
             tools=tools,
@@ -249,6 +253,7 @@ class Call:
         binding = self.runtime.binding
         request_id = f"{self.spec.traj_uid}/{self.turn}.{self.number}"
         is_remote = isinstance(binding, RemoteBinding)
+        began = clock.seconds
         try:
             with nullcontext() if is_remote else clock.stopped():
                 async with asyncio.timeout(clock.call_s if is_remote else None) as timeout:
@@ -270,6 +275,8 @@ class Call:
                 f"asked the engine of {binding.policy_id} for {n} "
                 f"{'reply' if n == 1 else 'replies'}, got {len(replies)}"
             )
+        waited = max(getattr(reply, "waited_s", 0.0) for reply in replies)
+        clock.note((self.turn, self.number), began, waited)
         # A server behind an API tells no token ids.
         whole = [
             None if r.stop_reason == "abort" or not (r.token_ids or isinstance(r, RemoteGeneration)) else r

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from agent_system.record import CallTimes
+
 REPLY_S = 1.0
 
 
@@ -20,6 +22,10 @@ class EpisodeClock:
     Args:
         limit_s: `rollout.episode_timeout_s`; infinite for calls outside an episode.
         call_s: `rollout.call_timeout_s`, the limit of a call of the episode.
+
+    Attributes:
+        started: when the episode began, in seconds since the epoch; 0 before.
+        times: of its calls, by turn and number; None: they are not kept.
     """
 
     def __init__(self, limit_s: float, call_s: float) -> None:
@@ -29,6 +35,24 @@ class EpisodeClock:
         self._waiting = 0
         self._timeout = asyncio.timeout(None)
         self._open = False
+        self.started = 0.0
+        self.times: dict[tuple[int, int], CallTimes] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the episode began."""
+        return time.time() - self.started
+
+    def note(self, call: tuple[int, int], began: float, waited: float = 0.0) -> None:
+        """Note that the reply to a call has arrived, if times are kept.
+
+        Args:
+            call: its turn and number; the first note of a call counts.
+            began: `seconds` when it was made.
+            waited: seconds in which it waited for a slot.
+        """
+        if self.times is not None:
+            self.times.setdefault(call, CallTimes(began=began, ended=self.seconds, waited=waited))
 
     @property
     def left_s(self) -> float:
@@ -42,6 +66,7 @@ class EpisodeClock:
 
     async def __aenter__(self) -> None:
         self._since = time.monotonic()
+        self.started = time.time()
         self._open = True
         await self._timeout.__aenter__()
         self._schedule()

@@ -35,9 +35,7 @@ from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from agent_system.rollout.sampled_call import sampled_call
 from agent_system.rollout.seeds import stable_seed
 from agent_system.rollout.settings import CollectorSettings
-from agent_system.rollout.tied_candidates import TiedCandidateMonitor
 from agent_system.rollout.tokens import Encoder
-from agent_system.rollout.tool_agents import check_tool_agents
 from agent_system.threads import DaemonExecutor
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
@@ -160,9 +158,12 @@ class Collector:
                 be loaded or called.
         """
         if settings.tree is not None:
-            from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
+            # of tree sampling alone
+            from agent_system.rollout.tied_candidates import TiedCandidateMonitor
+            from agent_system.rollout.tree_call import check_tree_env
 
             check_tree_env(env.cls, settings.reward)
+            self._tied_candidates = TiedCandidateMonitor(env.cls)
         orchestra.check_agents(
             {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
         )
@@ -178,16 +179,18 @@ class Collector:
                 f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
                 "which an agent writes; make it the memory_class of an agent"
             )
-        check_tool_agents(
-            agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
-        )
+        if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
+            from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
+
+            check_tool_agents(
+                agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
+            )
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
         self._workers = workers
-        self._players = 0
+        self._players = set[EpisodePlayer]()
         self._sandbox_failures: Sequence[float] = ()
-        self._tied_candidates = TiedCandidateMonitor(env.cls)
         if settings.repeat_calls:
             from agent_system.rollout.shared_replies import with_shared_replies  # of this key alone
 
@@ -213,6 +216,11 @@ class Collector:
             settings.tree_returns,
             settings.experiment_name,
         )
+
+    @property
+    def in_progress(self) -> int:
+        """Number of episodes that are played now; may be read by any thread."""
+        return sum(player.playing for player in tuple(self._players))
 
     @classmethod
     def from_names(
@@ -340,7 +348,6 @@ class Collector:
         Args:
             window: number of episodes to which `max_failure_rate` applies.
         """
-        self._players += 1
         settings = self.settings
         slots = asyncio.Semaphore(self.settings.max_concurrent_episodes)
         with DaemonExecutor(settings.env_threads) as threads:
@@ -361,11 +368,13 @@ class Collector:
                     episode.before_step = calls.end_turn
                 return episode
 
+            limits = settings.episode_timeout_s, settings.reward.timeout_s
+            player = EpisodePlayer(start, self._score, slots, *limits, settings.max_failure_rate, window)
+            self._players.add(player)
             try:
-                limits = settings.episode_timeout_s, settings.reward.timeout_s
-                yield EpisodePlayer(start, self._score, slots, *limits, settings.max_failure_rate, window)
+                yield player
             finally:
-                self._players -= 1
+                self._players.remove(player)
                 if not self._players:
                     await self._close()
 
@@ -390,7 +399,7 @@ class Collector:
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         # otherwise agents learn from the rewards of `step`, and from ties
-        if not validate and self.settings.tree_returns == "step":
+        if self.settings.tree is not None and not validate and self.settings.tree_returns == "step":
             self._tied_candidates.update(result.episodes)
         return result
 

@@ -11,9 +11,10 @@ import asyncio
 import itertools
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -48,6 +49,7 @@ class Answer:
         stop_reason: `length` when the server reports that the reply was cut.
         prompt_tokens, reply_tokens: the server's counts; 0 when it gives none.
         retries: number of failed attempts before this answer.
+        waited_s: seconds in which its attempts waited for `max_concurrent_requests`.
     """
 
     text: str
@@ -55,6 +57,7 @@ class Answer:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     retries: int = 0
+    waited_s: float = field(default=0.0, compare=False)
 
 
 class EndpointError(RolloutError):
@@ -178,11 +181,14 @@ class Endpoint:
         attempts = 1 + (self.config.max_retries if retries is None else retries)
         body = self._body(messages, sampling, seed % SEEDS)
         draw = Random(seed)
+        waited_s = 0.0
         for attempt in range(attempts):
+            asked_at = time.monotonic()
             try:
                 async with self._slots.one(priority):
+                    waited_s += time.monotonic() - asked_at
                     text = await self._post(body)
-                return _parse(text, attempt)
+                return replace(_parse(text, attempt), waited_s=waited_s)
             except _RetryableError as error:
                 if attempt + 1 == attempts:
                     count = "in one attempt" if attempts == 1 else f"in {attempts} attempts, the last"

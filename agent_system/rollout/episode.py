@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_system.env_caller import EnvHandle
@@ -33,6 +34,7 @@ from agent_system.turn import Sampler, Turn, TurnOver
 from verl.utils.names import did_you_mean
 
 if TYPE_CHECKING:
+    from agent_system.rollout.states import StateRecord
     from agent_system.waves import Branch
 
 
@@ -90,6 +92,9 @@ class Episode:
         self.over = False
         self.abandoned = False
         self.left_out: Counter[str] = Counter()
+        self._states: StateRecord | None = None
+        if settings.records(spec.uid, spec.validate):
+            self.clock.times = {}
         self._orchestra = orchestra
         self._answer = ""
 
@@ -129,6 +134,11 @@ class Episode:
         self.agents = EpisodeAgents(self.runtimes, self.spec.task, self.settings.history_length)
         observation = await self.env.observation("reset", self.spec.task)
         self._begin(observation, 1, self._orchestra.memory_class(self.settings.history_length))
+        if self.clock.times is not None and self.env.has_render:
+            from agent_system.rollout.states import StateRecord  # of environments that draw states alone
+
+            self._states = StateRecord()
+            await self._states.add(self.env)
         self.waiting_for = "the team"
         await self._orchestra.play_episode(self)
 
@@ -150,11 +160,13 @@ class Episode:
             await self.before_step()
         self._add_info(turn)
         if turn.done:
+            await self._add_state()
             self.turn = None
             return Outcome(done=True)
         self.waiting_for = f"the environment's step {turn.step}"
         self._answer = str(action)
         outcome = await self.env.outcome("step", action)
+        await self._add_state()
         self.info.update(outcome.info)
         self.ledger.step(outcome)
         following = outcome.observation or turn.observation
@@ -164,6 +176,10 @@ class Episode:
         else:
             self._begin(following, turn.step + 1, turn.memory)
         return outcome
+
+    async def _add_state(self) -> None:
+        if self._states is not None:
+            await self._states.add(self.env)
 
     def finish(self, outcome: Outcome) -> None:
         """End the episode with an outcome that the team made itself, without the environment. Raise
@@ -311,8 +327,12 @@ class Episode:
         """
         ledger = self.ledger
         task = self.spec.task
+        times = self.clock.times or {}
         ordered_samples = sorted(
-            (s.with_identity(order=ledger.order_of(s)) for s in self.samples),
+            (
+                replace(s.with_identity(order=ledger.order_of(s)), times=times.get(s.identity.call_key))
+                for s in self.samples
+            ),
             key=lambda s: (*s.identity.call_key, s.identity.candidate),
         )
         samples = [ledger.credit(s) for s in ordered_samples if s.identity.order != NEVER]
@@ -342,7 +362,10 @@ class Episode:
             failure=failure,
             turn_rewards=ledger.turn_rewards(unheard),
             left_out=self.left_out.total(),
+            left_out_causes={cause: count for cause, count in self.left_out.items() if count},
             answer=self._answer,
             task=task,
             unheard=unheard,
+            started=self.clock.started if self.clock.times is not None else 0.0,
+            states=tuple(self._states.states) if self._states is not None else (),
         )

@@ -15,18 +15,29 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_system.environment import Task
-from agent_system.record import EpisodeRecord, RewardTerms, Sample, SampleIdentity, SampleRequest, plain
+from agent_system.record import (
+    CallTimes,
+    EpisodeRecord,
+    RewardTerms,
+    Sample,
+    SampleIdentity,
+    SampleRequest,
+    plain,
+)
 from agent_system.rollout.remote import RemoteGeneration
 from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
 EPISODES = "episodes.jsonl"
 TOKENS = "tokens.safetensors"
-CLASSES = {cls.__name__: cls for cls in (EpisodeRecord, Sample, Generation, RemoteGeneration, Task, ToolUse)}
+CLASSES = {
+    cls.__name__: cls
+    for cls in (EpisodeRecord, Sample, CallTimes, Generation, RemoteGeneration, Task, ToolUse)
+}
 # Parts of a sample, whose fields stand beside the sample's own in the file.
 PARTS = {"identity": SampleIdentity, "request": SampleRequest, "rewards": RewardTerms}
 # Fields that hold records themselves; the content of all others is data, whatever it looks like.
-RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds")
+RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds", "times")
 # Long fields, stored together as tensors; JSON has their lengths.
 TENSORS = {
     "prompt_ids": torch.int64, "token_ids": torch.int64, "response_mask": torch.int64,

@@ -10,7 +10,6 @@ import numpy as np
 
 from agent_system.record import PROGRAM_ERROR, EpisodeRecord, Sample
 from agent_system.rollout.remote import RemoteGeneration
-from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 from agent_system.sandbox import shared_failures
 from verl.utils.names import slug
 
@@ -167,6 +166,10 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
     """Return candidates per call, candidates that could not be scored, and shares of calls whose
     candidates differ or tie in reward.
     """
+    if not branching:
+        return {}
+    from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares  # of trees alone
+
     calls = {
         key: call_candidates
         for key, call_candidates in candidates_of(episodes).items()

@@ -39,7 +39,7 @@ class Failure(NamedTuple):
     cause: str
 
 
-@dataclass
+@dataclass(eq=False)
 class EpisodePlayer:
     """Plays episodes, at most `slots` at a time.
 
@@ -76,6 +76,11 @@ class EpisodePlayer:
         time that `limit_s` leaves out.
         """
         return self.limit_s + self.score_s + CLOSING_S + 2 * END_TIMEOUT_S
+
+    @property
+    def playing(self) -> int:
+        """Number of episodes in progress."""
+        return len(self._playing)
 
     @property
     def in_time(self) -> bool:

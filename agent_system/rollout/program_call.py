@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agent_system.rollout.call import Call, Reply
 from agent_system.rollout.episode import Episode
@@ -45,6 +46,7 @@ class ProgramCalls:
         n: int = 1,
         seed: Sequence[int | str] = (),
         client_seed: int | None = None,
+        program: Mapping[str, Any] | None = None,
     ) -> list[tuple[Call, Reply]]:
         """Sample replies to a prompt that is ready, as `n` calls of the turn with one request to
         the engine.
@@ -57,6 +59,7 @@ class ProgramCalls:
             seed: parts of the seed besides those of episode and agent; empty: turn and number of
                 the call, as of an orchestra's calls.
             client_seed: a number that the seed depends on as well.
+            program: facts of the request, as `SampleRequest.program`.
 
         Raises TurnOver when the episode is over, and the errors of `Call.generate`, also for one
         aborted reply among several. After a StructureError the calls do not exist.
@@ -73,10 +76,18 @@ class ProgramCalls:
         call_seed = call_seed if client_seed is None else stable_seed(call_seed, "client", client_seed)
         observation = await episode.observe(runtime.role, turn)
         calls = [
-            replace(call, seen=observation, prompt=prompt, seed=call_seed, own_sampling=sampling)
-            for call in calls
+            replace(
+                call,
+                seen=observation,
+                prompt=prompt,
+                seed=call_seed,
+                own_sampling=sampling,
+                program={**(program or {}), **({"choice": choice} if n > 1 else {})},
+            )
+            for choice, call in enumerate(calls)
         ]
         episode.waiting_for = f"the reply of {calls[0].label}"
+        arrived = episode.clock.seconds
         async with self._slots:
             # the episode may have ended while the request waited, by a step or by the reaction to a
             # reply
@@ -86,6 +97,7 @@ class ProgramCalls:
                     f"the environment ended the episode in turn {turn.step}, while a call of "
                     f"{agent_id} waited"
                 )
+            began = episode.clock.seconds
             try:
                 generations = await calls[0].generate(n, episode.clock)
             except StructureError:
@@ -93,6 +105,7 @@ class ProgramCalls:
                 for call in calls:
                     del turn.callers[call.number]
                 raise
+        self._note_times(calls, arrived, began - arrived)
         replies = []
         for call, generation in zip(calls, generations, strict=True):
             # the client gets all replies that it has asked for, or an error
@@ -108,6 +121,14 @@ class ProgramCalls:
                     await episode.act(call, reply, turn)
             replies.append((call, reply))
         return replies
+
+    def _note_times(self, calls: Sequence[Call], arrived: float, waited: float) -> None:
+        """Note of the calls of one request when it arrived, and for how long it waited for a slot."""
+        times = self._episode.clock.times
+        if times is not None:
+            of_engine = times[calls[0].turn, calls[0].number]
+            whole = replace(of_engine, began=arrived, waited=of_engine.waited + waited)
+            times.update(((call.turn, call.number), whole) for call in calls)
 
     def deliver(self, replies: Sequence[tuple[Call, Reply]]) -> None:
         """Count replies as heard from now on, and train them."""

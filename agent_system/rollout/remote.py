@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agent import BaseAgent, Entry, Message
@@ -30,12 +30,15 @@ class RemoteGeneration(Generation):
         text: the reply.
         prompt_tokens, reply_tokens: the server's counts; 0 where it gives none.
         retries: number of failed requests before this reply.
+        waited_s: seconds in which the request waited for `max_concurrent_requests`; no part of
+            equality.
     """
 
     text: str = ""
     prompt_tokens: int = 0
     reply_tokens: int = 0
     retries: int = 0
+    waited_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -117,4 +120,5 @@ def _generation(answer: Answer | BaseException, stop: Sequence[str]) -> RemoteGe
     return RemoteGeneration(
         (), (), answer.stop_reason, text=answer.text,
         prompt_tokens=answer.prompt_tokens, reply_tokens=answer.reply_tokens, retries=answer.retries,
+        waited_s=answer.waited_s,
     )  # fmt: skip

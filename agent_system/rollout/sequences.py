@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 
-from agent_system.record import Sample
+from agent_system.record import CallTimes, Sample
 from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
@@ -109,10 +109,18 @@ def _joined(rounds: Sequence[Sample], text_of: Callable[[str, Generation], str])
         ),
         request=replace(first.request, dropped_context=last.request.dropped_context),
         generation=whole,
+        times=_whole_time(rounds),
         tools=_total([s.tools for s in rounds if s.tools is not None]),
         rounds=tuple(rounds),
         response_mask=tuple(mask),
     )
+
+
+def _whole_time(rounds: Sequence[Sample]) -> CallTimes | None:
+    times = [s.times for s in rounds if s.times is not None]
+    if not times:
+        return None
+    return CallTimes(began=times[0].began, ended=times[-1].ended, waited=sum(t.waited for t in times))
 
 
 def _total(uses: Sequence[ToolUse]) -> ToolUse:

@@ -9,6 +9,7 @@ from agent_system.errors import AgentSystemError
 from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig, check_tree_rewards
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.spec import check_values
+from verl.utils.names import draw_place
 
 # More than most steps have episodes, so that a blocking method seldom waits for a thread; a bound,
 # because each thread has a stack.
@@ -44,6 +45,8 @@ class CollectorSettings:
             (`tool_samples=sequence`).
         repeat_calls: agent -> number of training episodes that share its replies
             (`rollout.repeat_calls`); 1 for others.
+        recorded: share of the groups, drawn by their ids, of whose episodes times and states are
+            recorded for readers; of validations all, if it is above 0.
     """
 
     seed: int = 0
@@ -63,6 +66,7 @@ class CollectorSettings:
     greedy_baselines: Collection[str] = ()
     tool_sequences: Collection[str] = ()
     repeat_calls: Mapping[str, int] = field(default_factory=dict)
+    recorded: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_episodes", "env_threads"):
@@ -71,6 +75,10 @@ class CollectorSettings:
         if self.tree is not None:
             check_values(self.tree, "rollout.tree")
             check_tree_rewards(self.reward, self.tree.returns)
+
+    def records(self, uid: str, validate: bool) -> bool:
+        """Return whether times and states of a group's episodes are recorded."""
+        return self.recorded > 0 and (validate or draw_place(uid) < self.recorded)
 
     @property
     def tree_returns(self) -> str:

@@ -71,13 +71,14 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
     """A call, its scored candidates, the chosen candidate, and the greedy reply that they are
-    compared with, if there is one.
+    compared with, if there is one; `explored`: the choice was drawn by chance.
     """
 
     call: Call
     candidates: Sequence[Candidate]
     winner: Candidate
     greedy: Candidate | None = None
+    explored: bool = False
 
 
 class SimultaneousCalls:
@@ -267,8 +268,9 @@ class TreeCalls:
                 f"could be scored: {type(causes[0]).__name__}: {causes[0]}"
             ) from causes[0]
         rewards = [mix(c.team, c.local, episode.settings.reward.alpha) for c in candidates]
-        winner = candidates[choose(self._keys, rewards, stable_seed(call.seed, "choice"))]
-        return CandidateSet(call, candidates, winner, baseline)
+        seed = stable_seed(call.seed, "choice")
+        winner = candidates[choose(self._keys, rewards, seed)]
+        return CandidateSet(call, candidates, winner, baseline, _explores(self._keys, Random(seed)))
 
     async def _try(self, call: Call, number: int, generation: Generation) -> Candidate:
         env = await self._episode.forks.make(self._episode.env)
@@ -333,6 +335,7 @@ class TreeCalls:
             sample = self._rewarded(call.sample(c.reply, order, c.number), c)
             sample = sample.with_identity(
                 committed=c is winner,
+                explored=c is winner and candidate_set.explored,
                 greedy=c is greedy,
                 # the greedy reply is what the others are compared with, and not trained
                 trained=sample.identity.trained and c is not greedy,
@@ -356,7 +359,7 @@ def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
     """Return the index of the candidate to commit, given the candidates' rewards."""
     indices = range(len(rewards))
     draw = Random(seed)
-    if settings.epsilon and draw.random() < settings.epsilon:
+    if _explores(settings, draw):
         return draw.randrange(len(rewards))
     if settings.select == "first":
         return 0
@@ -366,6 +369,10 @@ def choose(settings: TreeConfig, rewards: Sequence[float], seed: int) -> int:
         return draw.randrange(len(rewards))
     best = max(rewards)
     return draw.choices(indices, [math.exp((r - best) / settings.temperature) for r in rewards])[0]
+
+
+def _explores(settings: TreeConfig, draw: Random) -> bool:
+    return bool(settings.epsilon) and draw.random() < settings.epsilon
 
 
 def check_tree_env(env: type[BaseEnv], reward: RewardConfig | None = None) -> None:

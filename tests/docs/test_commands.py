@@ -21,6 +21,7 @@ from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 
 SERVER = "python -m agent_system.workflows.search.world.server"
+REPORT = "verl-mas report outputs/verl-mas/math_seed"
 CODE_SETS = "python examples/data_preprocess/code_sets.py"
 EVOLVE = (
     "verl-mas evolve evolve.start=[start.yaml] evolve.parts=[parts.yaml] evolve.budget_tokens=2000000 "
@@ -47,6 +48,12 @@ ELSEWHERE = {
     'python -m agent_system.serve outputs/verl-mas/math_seed0 "What is 3 + 4?"': "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/math_seed0 --greedy": "tests/e2e/test_serve.py",
     "python -m agent_system.serve outputs/verl-mas/openai_team --openai": "tests/e2e/test_serve_openai.py",
+    f"{REPORT}0": "tests/report/test_cli.py",
+    f"{REPORT}0 outputs/verl-mas/math_seed1 --out seeds.html": "tests/report/test_cli.py",
+    f"{REPORT}0 --check --json": "tests/report/test_cli.py",
+    "verl-mas report RUN --out report.html --check": "tests/report/test_cli.py",
+    "verl-mas watch outputs/verl-mas/math_seed0": "tests/report/test_watch.py",
+    "ssh -L 8377:127.0.0.1:8377 me@node verl-mas watch RUN": "tests/report/test_watch.py",
     "python recipe/at_grpo/replies.py --seeds 0 1 2": "tests/recipe/test_at_grpo.py",
     "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
     "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",

@@ -28,6 +28,8 @@ def no_room(*_: Any) -> None:
         ("verl.trainer.ppo.report.write_rows", "trajectories/train_000001.jsonl"),
         ("verl.trainer.ppo.report.append_spans", "timeline.jsonl"),
         ("agent_system.launch.train.save_config", "config.yaml"),
+        ("verl.trainer.run_state.RunState._content", "run.json"),
+        ("verl.trainer.ppo.step_records.write_credit", "credit/step_000001.json"),
     ],
 )
 def test_a_full_disk_is_one_line(

@@ -178,6 +178,7 @@ def test_the_tests_are_collected_without_vllm() -> None:
 NOT_LOADED = {
     "import examples.embedded.prepare as p; p.recipe_hash(p.Recipe())": ("torch",),
     "import agent_system.registry, verl.trainer.plan.checks": ("torch", *HEAVY),
+    "import verl.report.cli, verl.report.watch": ("torch", "jinja2", "transformers", "pyarrow", *HEAVY),
     "import verl, agent_system": HEAVY,
     "from verl import DataProto": HEAVY,
     "import agent_system.launch.train": ("transformers", "peft", "vllm", "pandas"),

@@ -88,6 +88,34 @@ def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:
     assert uninstall.endswith("-y torchvision torchaudio torchcodec")
 
 
+@pytest.mark.parametrize(("has_browser", "status"), [(False, 0), (False, 1), (True, 0)])
+def test_a_browser_is_installed_for_the_report_where_there_is_none(
+    tmp_path: Path, has_browser: bool, status: int
+) -> None:
+    """Without one its tests are skipped, so a machine on which apt-get fails is set up all the same."""
+    make_checkout(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "mkdir", "flock", "grep", "head", "tail"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    fakes = {"apt-get": f'echo "$*" >>"{tmp_path}/apt.log"; exit {status}', "id": "echo 0"}
+    for name, body in (fakes | ({"chromium": "exit 0"} if has_browser else {})).items():
+        (tools / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
+        (tools / name).chmod(0o755)
+    result = subprocess.run(
+        ["bash", "scripts/setup.sh", "report"],
+        cwd=tmp_path,
+        env={"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    calls = (tmp_path / "apt.log").read_text() if (tmp_path / "apt.log").exists() else ""
+    assert ("install" in calls and "chromium" in calls) == (not has_browser and status == 0)
+    assert ("the tests of the report's page are skipped" in result.stderr) == (status != 0)
+
+
 @pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
 def test_setup_installs_again_when_the_requirements_change(tmp_path: Path, name: str) -> None:
     log = make_checkout(tmp_path)
@@ -148,14 +176,14 @@ if [[ "$1 $2" == "ruff check" ]]; then exit {status}; fi
 LINT = ("ruff check .", "ruff format --check .")
 TEST_MODES: dict[tuple[str, ...], list[str]] = {
     (): [
-        "setup cpu-vllm frameworks",
+        "setup cpu-vllm frameworks report",
         *LINT,
         "mypy",
         "pytest --timing=without",
         "pytest --timing=only tests/test_time.py",
     ],
     ("tests/x", "-k", "y"): [
-        "setup cpu-vllm frameworks",
+        "setup cpu-vllm frameworks report",
         *LINT,
         "mypy",
         "pytest --timing=without tests/x -k y",

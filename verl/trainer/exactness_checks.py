@@ -28,8 +28,8 @@ from verl.workers.rollout.server import check_served
 logger = logging.getLogger(__name__)
 
 
-def check_exactness(plan: RunPlan, device: str) -> None:
-    """Check the model of every worker group, and log what differs from the fastest way.
+def check_exactness(plan: RunPlan, device: str) -> list[str]:
+    """Check the model of every worker group, log what differs from the fastest way, and return it.
 
     Args:
         plan: plan of the run.
@@ -66,6 +66,7 @@ def check_exactness(plan: RunPlan, device: str) -> None:
     for note in notes:
         logger.info(note)
     logger.info("checked the numbers of the models in %.1f s", time.perf_counter() - started)
+    return list(notes)
 
 
 def _checks(

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from hashlib import blake2b
 from typing import Any
 
 
@@ -34,6 +35,11 @@ def slug(name: str) -> str:
     adapters.
     """
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def draw_place(name: str) -> float:
+    """Return a number in [0, 1) that orders names at random, always in the same way."""
+    return int.from_bytes(blake2b(name.encode()).digest()[:8]) / 2**64
 
 
 def value_at(config: Any, key: str) -> Any:

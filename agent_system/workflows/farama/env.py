@@ -232,6 +232,10 @@ class FaramaEnv(BaseEnv):
             self._observation(self.game.movers),
         )
 
+    def render(self) -> str:
+        """Return what the players see."""
+        return self._observation(self.game.players).text
+
     def fork(self) -> FaramaEnv:
         """Return a copy of the running game. Raises AgentSystemError for one that cannot be copied."""
         copy = type(self).__new__(type(self))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from agent_system.environment import Observation, Outcome, Task, paid
+from agent_system.environment import Grid, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.moves import parse_moves
-from agent_system.workflows.plan_path.world.grid import GridMap, parse_map
-from agent_system.workflows.plan_path.world.render import compact_text, grid_text
+from agent_system.workflows.plan_path.world.grid import FREE, GOAL, WALL, GridMap, parse_map
+from agent_system.workflows.plan_path.world.render import HERE, compact_text, grid_text
 from agent_system.workflows.plan_path.world.rules import (
     PlanPathState,
     PlanPathWalk,
@@ -29,6 +29,7 @@ from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEn
 
 VIEWS = ("grid", "compact")
 NO_PROPOSAL = "none: nothing was proposed"
+LEGEND = {HERE: "the team", GOAL: "the goal", WALL: "a wall", FREE: "a free cell"}
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,10 @@ class PlanPathEnv(ProposerExecutorEnv):
         copy._proposal = self._proposal
         copy._observation = self._observation
         return copy
+
+    def render(self) -> Grid:
+        """Return the map with the team on it."""
+        return Grid(grid_text(self._grid, self._state).splitlines()[: self._grid.height], LEGEND)
 
     @property
     def _arrived(self) -> bool:

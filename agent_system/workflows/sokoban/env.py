@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_system.environment import Observation, Outcome, Task, paid
+from agent_system.environment import Grid, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
@@ -24,6 +24,13 @@ from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEn
 from agent_system.workflows.sokoban.team import RULES
 from agent_system.workflows.sokoban.world.pushes import ACTIONS
 from agent_system.workflows.sokoban.world.rules import (
+    BOX,
+    BOX_ON_GOAL,
+    FLOOR,
+    GOAL,
+    PLAYER,
+    PLAYER_ON_GOAL,
+    WALL,
     Room,
     SokobanState,
     SokobanWalk,
@@ -36,6 +43,11 @@ from agent_system.workflows.sokoban.world.solver import Solution, is_lost, least
 from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
 
 PROGRESS = ("boxes", "distance")
+LEGEND = {
+    PLAYER: "the player", PLAYER_ON_GOAL: "the player on a goal",
+    BOX: "a box", BOX_ON_GOAL: "a box on a goal",
+    GOAL: "a goal", WALL: "a wall", FLOOR: "a free cell",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -241,6 +253,10 @@ class SokobanEnv(ProposerExecutorEnv):
         copy._world = self._world
         copy._observation = self._observation
         return copy
+
+    def render(self) -> Grid:
+        """Return the room with its boxes and the player."""
+        return Grid(render(self._world.room, self._world.state).splitlines(), LEGEND)
 
     def _program_input(self) -> str:
         return f"{render(self._world.room, self._world.state)}\n"

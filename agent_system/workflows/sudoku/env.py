@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_system.environment import Observation, Outcome, Task, paid
+from agent_system.environment import Grid, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.proposer_executor import NO_PLAN, ProposerExecutorEnv
 from agent_system.workflows.sudoku.world.action import action_text, parse_action
+from agent_system.workflows.sudoku.world.puzzle import EMPTY, rows_text
 from agent_system.workflows.sudoku.world.render import describe, digits_text
 from agent_system.workflows.sudoku.world.solver import puzzle_from_text
 from agent_system.workflows.sudoku.world.state import AppliedAction, SudokuState, apply_action
@@ -140,6 +141,12 @@ class SudokuEnv(ProposerExecutorEnv):
         copy._counts = dict(self._counts)
         copy._proposal = self._proposal
         return copy
+
+    def render(self) -> Grid:
+        """Return the board: clues and written digits."""
+        return Grid(
+            [row.split() for row in rows_text(self.state.board).splitlines()], {EMPTY: "an empty cell"}
+        )
 
     def _program_input(self) -> str:
         return f"{digits_text(self.state.puzzle.clues)}\n\n{digits_text(self.state.board)}\n"

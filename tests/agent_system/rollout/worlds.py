@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_system import BaseEnv, EnvRegistry, Observation, Outcome, Task
+from agent_system import BaseEnv, EnvRegistry, Grid, Observation, Outcome, Task
 from agent_system.sandbox import shared_sandbox
 
 
@@ -81,6 +81,14 @@ class Dice(BaseEnv):
         if harm == "cannot be pickled":
             return Outcome(info={"lock": threading.Lock()})
         return None
+
+
+@EnvRegistry.register("drawn_dice")
+class DrawnDice(Dice):
+    """Its state is the number of turns."""
+
+    def render(self) -> Grid:
+        return Grid([str(self.turns)], {"0": "none yet"})
 
 
 @EnvRegistry.register("spin")

@@ -64,3 +64,27 @@ def test_a_run_that_goes_on_from_its_last_step_moves_nothing(tmp_path: Path) -> 
     (tmp_path / "timeline.jsonl").write_text('{"step": 4}\n')
     set_earlier_files_aside(tmp_path, 4)
     assert {path.name for path in tmp_path.iterdir()} == {"trajectories", "timeline.jsonl"}
+
+
+def test_credit_is_treated_as_episodes_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "credit").mkdir()
+    for step in (1, 2, 3):
+        (tmp_path / "credit" / f"step_{step:06d}.json").write_text("{}")
+    with caplog.at_level(logging.WARNING):
+        set_earlier_files_aside(tmp_path, 2)
+    assert episodes(tmp_path / "credit") == {"step_000001", "step_000002"}
+    assert episodes(tmp_path / "credit.1") == {"step_000003"}
+    assert "trajectories.1, credit.1 and timeline.1.jsonl" in caplog.text
+    set_earlier_files_aside(tmp_path, None)
+    assert not (tmp_path / "credit").exists()
+    assert episodes(tmp_path / "credit.2") == {"step_000001", "step_000002"}
+
+
+def test_the_episodes_of_samples_that_a_checkpoint_holds_stay(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "trajectories" / "train_000003.jsonl").write_text("sampled before step 2 was saved")
+    (tmp_path / "trajectories" / "val_000003.jsonl").write_text("comes again")
+    set_earlier_files_aside(tmp_path, 2, has_next=True)
+    assert {"train_000002", "train_000003"} <= episodes(tmp_path / "trajectories")
+    assert {"train_000004", "val_000003"} <= episodes(tmp_path / "trajectories.1")

@@ -175,3 +175,66 @@ def test_log_can_name_its_backends(tmp_path: Path, capsys: pytest.CaptureFixture
         tracking.log({"critic/score/mean": 1.0}, 2, backend="jsonl")
     assert len(lines(tmp_path)) == 2
     assert [line for line in capsys.readouterr().out.splitlines() if "step 2" in line] == []
+
+
+ROWS = [["toy:1", 0.5, None, "<script>alert(1)</script> | *a*\nb"], ["toy:2", 1.0, 1.0, ""]]
+COLUMNS = ["task_id", "team_reward", "success", "replies"]
+
+
+def test_a_table_has_a_key_with_its_step_and_goes_to_those_that_show_tables(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Tracking("p", "e", ["jsonl", "tensorboard"], run_dir=tmp_path) as tracking:
+        assert tracking.takes_tables
+        for step in (0, 5):
+            tracking.log_table("val/episodes", COLUMNS, ROWS, step)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    keys = [f"val/episodes/{step:06d}/text_summary" for step in (0, 5)]
+    assert events.Tags()["tensors"] == keys
+    (event,) = events.Tensors(keys[1])
+    (text,) = event.tensor_proto.string_val
+    assert event.step == 5 and b"<script>" not in text and b"&lt;script&gt;" in text
+    assert len(text.splitlines()) == 4 and b"| toy:2 | 1 | 1 |  |" in text
+    with start(tmp_path / "other") as plain:
+        assert not plain.takes_tables
+        plain.log_table("val/episodes", COLUMNS, ROWS, 1)
+
+
+def test_wandb_has_a_table_for_each_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with start(tmp_path, "wandb") as tracking:
+        for step in (0, 5):
+            tracking.log_table("val/episodes", COLUMNS, ROWS, step)
+    tables = sorted((tmp_path / "wandb").glob("offline-run-*/files/media/table/val/episodes/*.table.json"))
+    assert [path.name[:6] for path in tables] == ["000000", "000005"]
+    assert json.loads(tables[1].read_text())["data"] == ROWS
+
+
+def test_trackio_reads_back_what_was_logged_and_a_resumed_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trackio", reason="pip install trackio")
+    code = f"""
+import sys
+from pathlib import Path
+from verl.utils.tracking import Tracking
+run = Path({str(tmp_path / "run")!r})
+with Tracking("project", "experiment", "trackio", {{"lr": 1e-6}}, run) as tracking:
+    tracking.log({{"loss": 0.5}}, 1)
+    tracking.log_table("val/episodes", {COLUMNS!r}, {ROWS!r}, 1)
+with Tracking("project", "experiment", "trackio", {{}}, run, resume_step=1) as tracking:
+    tracking.log({{"loss": 0.25}}, 2)
+from trackio.sqlite_storage import SQLiteStorage
+runs = SQLiteStorage.get_runs("project")
+assert len(runs) == 1, runs
+logs = SQLiteStorage.get_logs("project", runs[0])
+assert [(line["step"], line["loss"]) for line in logs if "loss" in line] == [(1, 0.5), (2, 0.25)], logs
+(table,) = [line["val/episodes/000001"] for line in logs if "val/episodes/000001" in line]
+assert table["_type"] == "trackio.table", table
+assert table["_value"][1]["task_id"] == "toy:2" and "\\\\<script>" in table["_value"][0]["replies"], table
+"""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -336,7 +336,7 @@ class TrainerConfig:
     logger: list[str] = key(
         ["console", "jsonl"],
         "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), "
-        "tensorboard (`tensorboard/`), wandb (also offline)",
+        "tensorboard (`tensorboard/`), wandb (also offline), trackio (local)",
         choices=tuple(BACKENDS),
     )
     log_trajectories: int = key(
@@ -344,6 +344,12 @@ class TrainerConfig:
         "training episodes per step written to trajectories/, in whole groups drawn at random; -1: "
         "all; 0: none, also of validation",
         ge=-1,
+    )
+    log_tokens: int = key(
+        0,
+        "rows of each step, drawn at random, whose log-prob of every token is recorded before and after "
+        "the update (credit/), by one more forward pass of these rows",
+        ge=0,
     )
     controller: str = key(
         "ray", "controller of the workers: ray | local (one process, for debugging)", choices=("ray", "local")

@@ -23,7 +23,6 @@ from verl.trainer.checkpoint.store import (
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.command_line import save_config
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 from verl.trainer.ppo.collect.source import SampleSource
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
@@ -190,6 +189,8 @@ class Checkpointer:
         # Fingerprints from the start of the run, also of models that are not needed now.
         self._models |= state.get("bases", {})
         if not val_only:
+            from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint  # of runs that go on
+
             check_checkpoint(folder, state, self.config.async_training, self.config.data)
         self.team.load_checkpoint(folder)
         if self.loader is not None:

@@ -22,7 +22,7 @@ from verl.trainer.plan.learners import by_group
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import Controller
 from verl.trainer.ppo.group_calls import GroupCalls, as_raised
-from verl.trainer.ppo.timeline import GENERATION
+from verl.trainer.ppo.timeline import GENERATION, OpenSpan
 from verl.trainer.ppo.weight_sync import engine_errors, send_weights
 
 if TYPE_CHECKING:
@@ -270,6 +270,13 @@ class TeamEngines:
     def restarts(self) -> int:
         """Number of restarts of engines that died."""
         return sum(client.restarts for client in self.clients.values())
+
+    def open_spans(self) -> list[OpenSpan]:
+        """Return the engines with requests, each from when it last answered one of them, or got the
+        first.
+        """
+        waiting = {wg: client.waiting_since for wg, client in self.clients.items()}
+        return [OpenSpan(wg, GENERATION, since) for wg, since in waiting.items() if since is not None]
 
     def take_metrics(self) -> dict[str, float]:
         """Return numbers of every worker group since the last call.

@@ -72,6 +72,7 @@ class TrainingLoop:
         if samples.batch is None:
             self.report.log(samples.metrics, step)
             raise NoSamplesError(step, samples.no_batch_reason)
+        self.steps.draw(samples.batch)
         batch, metrics = self.steps.score(samples.batch, step, timer)
         self.team.engines.free_caches()
         self._in_update = samples

@@ -210,7 +210,10 @@ class RayPPOTrainer:
         if not self.config.trainer.val_only:
             from verl.trainer.ppo.earlier_files import set_earlier_files_aside  # of training alone
 
-            set_earlier_files_aside(self.report.run_dir, resumed_step)
+            has_next = self.source is not None and self.source.has_next
+            set_earlier_files_aside(self.report.run_dir, resumed_step, has_next)
+            if self.report.state is not None:
+                self.report.state.begin(resumed_step or 0)
         # An evaluation has no end that it approaches.
         self.tracking.start(0 if self.config.trainer.val_only else steps)
         check.of_changed()

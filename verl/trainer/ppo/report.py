@@ -7,14 +7,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, TrainerConfig
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
-from verl.trainer.ppo.gap_watch import GapWatch
 from verl.trainer.ppo.metric_utils import (
     compute_agent_metrics,
     compute_data_metrics,
@@ -34,9 +34,21 @@ from verl.trainer.ppo.timeline import (
 from verl.utils.dataset import TaskLoader
 from verl.utils.dataset.files import write_rows
 from verl.utils.disk import writing
+from verl.utils.names import draw_place
 from verl.utils.tracking import Tracking
 
+if TYPE_CHECKING:
+    # of training alone
+    from verl.trainer.ppo.alarm_lines import AlarmLines
+    from verl.trainer.ppo.gap_watch import GapWatch
+    from verl.trainer.ppo.step_records import StepRecords
+    from verl.trainer.run_state import RunState
+
 logger = logging.getLogger(__name__)
+
+
+# Episodes of a validation that trackers get, or some more: groups are whole.
+EPISODES_IN_TABLE = 16
 
 
 class RunReport:
@@ -50,6 +62,9 @@ class RunReport:
         progress: of the run.
         tracking: destination of metrics.
         run_dir: output folder of the run.
+
+    Attributes:
+        state: what writes `run.json`; None: nothing does.
     """
 
     def __init__(
@@ -69,12 +84,23 @@ class RunReport:
         self.progress = progress
         self.tracking = tracking
         self.run_dir = run_dir
-        self._gap_watch = GapWatch(team)
+        self.state: RunState | None = None
         self._first_step = True
 
+    @cached_property
+    def alarms(self) -> AlarmLines:
+        """Alarms of this run, in the console."""
+        from verl.trainer.ppo.alarm_lines import AlarmLines  # begins with the first episodes, not before
+
+        return AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
+
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log metrics of a step, of the last completed one by default."""
-        self.tracking.log(metrics, self.progress.global_step if step is None else step)
+        """Log metrics of a step, of the last completed one by default, and its alarms."""
+        number = self.progress.global_step if step is None else step
+        self.tracking.log(metrics, number)
+        if self.state is not None:
+            self.state.changed()
+        self.alarms.judge(number, metrics)
 
     def write_timeline(self) -> list[Span]:
         """Append the spans of the worker groups since the last call to `timeline.jsonl`, with the
@@ -108,7 +134,24 @@ class RunReport:
             return
         path = self.run_dir / "trajectories" / f"{name}.jsonl"
         with writing(path):
-            write_rows((episode.to_json() for episode in episodes), path)
+            write_rows(self.alarms.note((episode.to_json() for episode in episodes), name), path)
+
+    @cached_property
+    def _gap_watch(self) -> GapWatch:
+        from verl.trainer.ppo.gap_watch import GapWatch  # see `records`
+
+        return GapWatch(self.team)
+
+    @cached_property
+    def records(self) -> StepRecords:
+        """What writes credit, and tables of episodes."""
+        from verl.trainer.ppo.step_records import StepRecords  # begins with the first step, not before
+
+        return StepRecords(self.run_dir, self.algorithm, self.tracking)
+
+    def log_episodes(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
+        """Send some episodes of a validation to the trackers that show tables, see `StepRecords`."""
+        self.records.log_episodes(drawn_groups(episodes, EPISODES_IN_TABLE), step)
 
     def of_step(
         self,
@@ -117,7 +160,8 @@ class RunReport:
         trained: Mapping[str, float],
         seconds: dict[str, float],
     ) -> dict[str, float]:
-        """Return the metrics of the step that has just been completed, and write its timeline.
+        """Return the metrics of the step that has just been completed, and write its timeline and
+        credit.
 
         Args:
             samples: what was collected for it.
@@ -126,9 +170,10 @@ class RunReport:
             seconds: duration of each phase, and of the whole `step`.
 
         Raises:
-            DiskError: the timeline cannot be written.
+            DiskError: the timeline or the credit of the step cannot be written.
         """
         spans = self.write_timeline()
+        self.records.write_credit(self.progress.global_step, samples, batch)
         metrics = step_metrics(
             batch,
             samples,
@@ -140,6 +185,7 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
+        self.alarms.take(batch)
         if self._first_step and (warning := nothing_to_learn(metrics)):
             logger.warning("step %d: %s", self.progress.global_step, warning)
         self._first_step = False
@@ -184,7 +230,7 @@ def drawn_groups(episodes: Sequence[FinishedEpisode], limit: int) -> list[Finish
     sizes = Counter(episode.uid for episode in episodes)
     uids: set[str] = set()
     count = 0
-    for uid in sorted(sizes, key=lambda uid: blake2b(uid.encode()).digest()):
+    for uid in sorted(sizes, key=draw_place):
         if count >= limit:
             break
         uids.add(uid)

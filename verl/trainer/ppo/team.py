@@ -40,7 +40,7 @@ from verl.trainer.ppo.critic import critic_rows
 from verl.trainer.ppo.engines import TeamEngines
 from verl.trainer.ppo.group_calls import GroupCalls
 from verl.trainer.ppo.metric_utils import compute_seqlen_metrics, reduce_metrics
-from verl.trainer.ppo.traces import TeamTraces
+from verl.trainer.ppo.timeline import OpenSpan
 from verl.utils.names import slug
 from verl.workers.weight_transfer import chosen_transfer
 
@@ -88,7 +88,6 @@ class TeamWorkers:
         self.policies: dict[str, WorkerGroup] = {}
         self.critics: dict[str, WorkerGroup] = {}
         self.calls = GroupCalls(self.specs, controller.parallel)
-        self._traces = TeamTraces(config.trainer, config.critic, config.global_profiler, plan)
         self.engines = TeamEngines(
             config.trainer,
             config.rollout,
@@ -225,7 +224,7 @@ class TeamWorkers:
             sub, order, padding = self._for_ranks(
                 parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id
             )
-            traced = self._traces.meta(batch, name, workers is self.critics)
+            traced = self._trace(batch, name, workers is self.critics)
             sub.meta_info = {
                 "temperature": learners[name].temperature,
                 "adapter": learners[name].adapter,
@@ -313,7 +312,7 @@ class TeamWorkers:
             shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
             sub.meta_info = {
                 **meta,
-                **self._traces.meta(batch, name, workers is self.critics),
+                **self._trace(batch, name, workers is self.critics),
                 "temperature": learner.temperature,
                 "adapter": learner.adapter,
                 "agents": [slug(agent) for agent in agents] if len(agents) > 1 else [],
@@ -329,6 +328,15 @@ class TeamWorkers:
             return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
 
         return self._on_learners(method, learners, list(parts), update, then)
+
+    def _trace(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
+        """Return the meta_info of a call that is recorded, see `TeamTraces.meta`."""
+        if self.config.global_profiler.tool is None:
+            return {}
+        from verl.trainer.ppo.traces import TeamTraces  # of this key alone
+
+        traces = TeamTraces(self.config.trainer, self.config.critic, self.config.global_profiler, self.plan)
+        return traces.meta(batch, name, critic)
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under
@@ -357,6 +365,10 @@ class TeamWorkers:
             list(self.critics),
             lambda wg: self.critics[wg].load_checkpoint(str(folder / "critic" / wg)),
         )
+
+    def open_spans(self) -> list[OpenSpan]:
+        """Return the calls to worker groups in progress, and the engines with requests."""
+        return [*self.calls.timeline.open(), *self.engines.open_spans()]
 
     def shutdown(self) -> None:
         """Stop every worker; their state is lost."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # `Span.call` of a time in which an engine had requests, beside the calls to the worker group.
 GENERATION = "generate"
@@ -26,12 +27,21 @@ class Span:
     end: float
 
 
+class OpenSpan(NamedTuple):
+    """A call in progress; `start` is in seconds since the epoch."""
+
+    wg_id: str
+    call: str
+    start: float
+
+
 class Timeline:
     """Collects spans from several threads."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
-        self._open: dict[object, tuple[str, str, float]] = {}
+        # Of each body that runs: what it is, and when its part that `take` has not returned began.
+        self._open: dict[object, tuple[OpenSpan, float]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -39,12 +49,19 @@ class Timeline:
         """Record the duration of the body, also if it raises."""
         key = object()
         with self._lock:
-            self._open[key] = wg_id, call, time.time()
+            now = time.time()
+            self._open[key] = OpenSpan(wg_id, call, now), now
         try:
             yield
         finally:
             with self._lock:
-                self._spans.append(Span(*self._open.pop(key), time.time()))
+                span, since = self._open.pop(key)
+                self._spans.append(Span(span.wg_id, span.call, since, time.time()))
+
+    def open(self) -> list[OpenSpan]:
+        """Return the bodies that run, each from when it began."""
+        with self._lock:
+            return [span for span, _ in self._open.values()]
 
     def add(self, wg_id: str, call: str, start: float, end: float) -> None:
         """Record a span; times are seconds since the epoch."""
@@ -59,9 +76,9 @@ class Timeline:
             now = time.time()
             spans = self._spans
             self._spans = []
-            for key, (wg_id, call, start) in self._open.items():
-                spans.append(Span(wg_id, call, start, now))
-                self._open[key] = wg_id, call, now
+            for key, (span, since) in self._open.items():
+                spans.append(Span(span.wg_id, span.call, since, now))
+                self._open[key] = span, now
         return sorted(spans, key=lambda s: (s.start, s.wg_id))
 
 

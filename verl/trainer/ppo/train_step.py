@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
@@ -10,8 +11,10 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.critic import value_metrics
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.ppo.traces import RECORDED, recorded_steps
 from verl.utils.timer import Timer
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.credit.token_log import TokenLog
 
 
 class StepTrainer:
@@ -34,6 +37,16 @@ class StepTrainer:
         self.team = team
         self.on_policy = plan.on_policy
         self.credit = CreditAssigner(config, plan, team)
+        self._tokens: TokenLog | None = None
+        if config.trainer.log_tokens and plan.trains:
+            from verl.trainer.ppo.credit.token_log import TokenLog  # of this key alone
+
+            self._tokens = TokenLog(config, team)
+
+    def draw(self, batch: DataProto) -> None:
+        """Mark the rows of a whole step whose tokens are recorded (`trainer.log_tokens`)."""
+        if self._tokens is not None:
+            self._tokens.draw(batch)
 
     def score(self, batch: DataProto, step: int, timer: Timer) -> tuple[DataProto, dict[str, float]]:
         """Return the samples of a step with log-probs, token rewards and `advantages`, all
@@ -44,8 +57,11 @@ class StepTrainer:
             step: that trains on them.
             timer: of the step.
         """
-        if steps := recorded_steps(self.config.global_profiler, step):
-            batch.meta_info[RECORDED] = steps
+        if self.config.global_profiler.tool is not None:
+            from verl.trainer.ppo.traces import RECORDED, recorded_steps  # of this key alone
+
+            if steps := recorded_steps(self.config.global_profiler, step):
+                batch.meta_info[RECORDED] = steps
         return self.credit.score(batch, timer, step - 1)
 
     def update(
@@ -72,6 +88,9 @@ class StepTrainer:
         if version >= warmup:
             with timer("update_actor"):
                 metrics |= self.team.update_actor(batch, self.on_policy, version - warmup, seed, updated)
+            if self._tokens is not None:
+                with timer("log_tokens"):
+                    self._tokens.add(batch)
         return metrics
 
     def value_metrics(self, batch: DataProto) -> dict[str, float]:

@@ -15,6 +15,7 @@ BACKENDS: dict[str, Optional[str]] = {
     "jsonl": None,
     "tensorboard": "tensorboard",
     "wandb": "wandb",
+    "trackio": "trackio",
     "console": "rich",
 }
 
@@ -36,7 +37,9 @@ class RunInfo:
 
 
 class Backend(Protocol):
-    """One destination of metrics."""
+    """One destination of metrics. One that shows tables also has `log_table(name, columns, rows,
+    step)`.
+    """
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Log the metrics of `step`; a second call for the same step adds to them."""

@@ -1,6 +1,8 @@
 """Metrics for TensorBoard, under `run_dir/tensorboard`."""
 
-from collections.abc import Mapping
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from verl.utils.tracking.backend import RunInfo
 
@@ -20,6 +22,19 @@ class TensorboardBackend:
         for key, value in data.items():
             self._writer.add_scalar(key, value, step)
 
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Write a table as a text in Markdown."""
+        lines = [columns, ["---"] * len(columns), *rows]
+        text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        self._writer.add_text(name, text, step)
+
     def finish(self) -> None:
         """Flush and close."""
         self._writer.close()
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of a table in Markdown; marks of a text in it are shown, not applied."""
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    escaped = "".join(f"&#{ord(mark)};" if mark in "|*_`[]\\#~" else mark for mark in html.escape(text))
+    return "<br>".join(escaped.splitlines())

@@ -119,6 +119,22 @@ class Tracking:
                 with writing(self._path(destination)):
                     destination.log(numbers, int(step))
 
+    @property
+    def takes_tables(self) -> bool:
+        """Whether a backend shows tables."""
+        self.start()
+        return any(hasattr(destination, "log_table") for destination in self.backends.values())
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Send a table of numbers and texts to the backends that show tables, under a name with the
+        step: one of an earlier step stays.
+        """
+        self.start()
+        for destination in self.backends.values():
+            if (log_table := getattr(destination, "log_table", None)) is not None:
+                with writing(self._path(destination)):
+                    log_table(f"{name}/{step:06d}", columns, rows, int(step))
+
     def finish(self) -> None:
         """Flush and close every backend; may be called twice. The first failure is raised after all
         are closed.

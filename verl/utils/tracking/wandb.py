@@ -1,6 +1,7 @@
 """Metrics for Weights & Biases; WANDB_MODE=offline keeps them under `run_dir/wandb`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from verl.utils.tracking.backend import RunInfo
 
@@ -36,6 +37,12 @@ class WandbBackend:
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Send the metrics of the step."""
         self._run.log({**data, "step": step})
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Send a table."""
+        import wandb
+
+        self._run.log({name: wandb.Table(list(columns), [list(row) for row in rows]), "step": step})
 
     def finish(self) -> None:
         """Upload remaining metrics and close the run."""

@@ -57,6 +57,7 @@ class RestartingClient:
         self._since = 0.0
         self._busy_s = 0.0
         self._began = 0.0
+        self._answered = 0.0
         self._drained = set[str | None]()
         self._in_flight = dict[int, GenerateRequest]()
         # set for a moment when a request may go on
@@ -76,6 +77,14 @@ class RestartingClient:
             self._busy_s = 0.0
             self._since = now
             return seconds
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When requests in flight began to wait for the next answer of the engine, in seconds since
+        the epoch; None without requests.
+        """
+        with self._count_lock:
+            return self._answered if self._requests else None
 
     async def drain(self, adapter: str | None = None) -> None:
         """Let new requests of an adapter (None: all requests) wait until `release`, and return when
@@ -131,6 +140,7 @@ class RestartingClient:
             if not self._requests:
                 self._since = time.perf_counter()
                 self._began = time.time()
+                self._answered = self._began
             self._requests += 1
         try:
             yield
@@ -139,6 +149,7 @@ class RestartingClient:
             self._notify()
             with self._count_lock:
                 self._requests -= 1
+                self._answered = time.time()
                 if not self._requests:
                     self._busy_s += time.perf_counter() - self._since
                     self._on_busy(self._began, time.time())

@@ -266,6 +266,12 @@ def test_new_tasks_are_drawn_until_the_batch_is_full_and_what_is_too_much_is_cut
     assert len(drawn.episodes) == 12
 
 
+def test_every_group_that_is_cut_has_a_cause() -> None:
+    pay = {0: DIFFERENT, 1: EQUAL, 2: EQUAL, 3: DIFFERENT, 4: DIFFERENT, 5: DIFFERENT}
+    drawn, _, _ = draw(pay, 3)
+    assert drawn.left_out == {"1.0/1": "no signal", "1.0/2": "no signal", "1.1/5": "surplus"}
+
+
 def test_what_is_dropped_is_counted_in_groups_however_many_rows_they_have() -> None:
     # S: task a, of three rows, has no signal, task b, of two, has one; task c, where it has no token, is no
     # group. V: task b has none.

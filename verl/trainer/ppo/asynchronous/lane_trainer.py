@@ -109,6 +109,7 @@ class LaneTrainer:
             everyone: the engines get the weights of all policies, otherwise of those that the
                 source wants.
         """
+        self.steps.draw(batch)
         parts: list[DataProto | None] = [batch]
         rows = [np.arange(len(batch))]
         if len(self.policies) > 1:

@@ -127,6 +127,7 @@ def with_dropped(
         samples,
         episodes=[*samples.episodes, *dropped],
         generated_tokens=samples.generated_tokens + tokens,
+        left_out={**samples.left_out, **{episode.uid: "dropped" for episode in dropped}},
         metrics={
             **samples.metrics,
             **partial,

@@ -150,17 +150,19 @@ def keep_signal(
     signal = np.zeros(0, dtype=bool)
     numbers: dict[str, float] = {}
     n_with_signal = 0
+    left_out: dict[str, str] = {}
     if samples.batch is not None:
         signal = signal_rows(samples.batch, algorithm)
+        uids = samples.batch.non_tensor_batch["uid"]
+        left_out = dict.fromkeys(uids, "no signal") | dict.fromkeys(uids[signal], "surplus")
         if group_ids is not None:
-            uids = samples.batch.non_tensor_batch["uid"]
             signal &= np.fromiter((uid in group_ids for uid in uids), bool, len(uids))
         n_with_signal = _tasks(samples.batch, signal)
         numbers |= _dropped_shares(samples.batch, signal, algorithm)
     numbers |= {"num_gen_batches": collections, "tasks_drawn": n_tasks}
     numbers |= {"tasks_with_signal": n_with_signal, "tasks_missing": max(batch_size - n_with_signal, 0)}
     metrics = {f"train/filter_groups/{name}": float(value) for name, value in numbers.items()}
-    samples = replace(samples, metrics=samples.metrics | metrics)
+    samples = replace(samples, metrics=samples.metrics | metrics, left_out=left_out)
     if samples.batch is None or not signal.any():
         return replace(samples, batch=None, no_batch_reason=_no_signal(algorithm, collections, whole))
     if n_with_signal < batch_size:
@@ -172,6 +174,8 @@ def keep_signal(
             n_tasks,
         )
     row_indices = np.flatnonzero(_first_tasks(samples.batch, signal, batch_size))
+    for uid in set(uids[row_indices]):
+        del left_out[uid]
     return replace(samples, batch=trim_padding(samples.batch.select_idxs(row_indices)))
 
 

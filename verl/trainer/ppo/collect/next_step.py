@@ -78,6 +78,11 @@ class NextStep(StepCollection, AsynchronousSource):
         """Return the share of the step in which no episode was in progress."""
         return {"rollouter/idle_ratio": max(1 - self._busy_s / step_s, 0.0)}
 
+    @property
+    def has_next(self) -> bool:
+        """As `SampleSource.has_next`."""
+        return self._samples is not None
+
     def rewind(self, step: int) -> None:
         """As `SampleSource.rewind`: a later step keeps its samples; a collection in progress ends,
         and its tasks count as not drawn.
@@ -129,6 +134,7 @@ def save_samples(samples: StepSamples | None, folder: Path) -> None:
         },
         "metrics": samples.metrics,
         "generated_tokens": samples.generated_tokens,
+        "left_out": dict(samples.left_out),
     }
     (folder / VALUES).write_text(json.dumps(values, default=_plain))
 
@@ -140,7 +146,9 @@ def load_samples(folder: Path) -> StepSamples | None:
     values = json.loads((folder / VALUES).read_text())
     arrays = {name: _array(column["dtype"], column["values"]) for name, column in values["columns"].items()}
     batch = DataProto.from_dict(tensors=load_file(folder / TENSORS), non_tensors=arrays)
-    return StepSamples(batch, (), values["metrics"], values["generated_tokens"])
+    # A checkpoint of an earlier version has no causes.
+    left_out = values.get("left_out", {})
+    return StepSamples(batch, (), values["metrics"], values["generated_tokens"], left_out=left_out)
 
 
 def _array(dtype: str, values: Sequence[Any]) -> np.ndarray:

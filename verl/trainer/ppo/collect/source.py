@@ -73,6 +73,11 @@ class SampleSource:
         """Return the samples of a step, on the event loop."""
         raise NotImplementedError
 
+    @property
+    def has_next(self) -> bool:
+        """Whether it has the samples of the next step, as after `load`."""
+        return False
+
     def set_validating(self, validating: bool) -> None:
         """Begin no new episodes during a validation: there are none between two steps."""
 

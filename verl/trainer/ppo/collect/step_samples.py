@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from verl.protocol import DataProto
 from verl.trainer.config import RewardConfig
@@ -32,6 +32,8 @@ class StepSamples:
         metrics: metrics of all sampled episodes, including filtered ones.
         generated_tokens: reply tokens of all episodes that did not fail.
         no_batch_reason: message if `batch` is None.
+        left_out: why a group is not in the batch, by its id, where it is not plain from the episodes:
+            `no signal`, `surplus` or `dropped`.
     """
 
     batch: DataProto | None
@@ -39,6 +41,7 @@ class StepSamples:
     metrics: dict[str, float]
     generated_tokens: int
     no_batch_reason: str = "no episode has a sample to train on"
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def samples_of(result: EpisodeBatch) -> StepSamples:

@@ -29,5 +29,12 @@ def needs_old_log_probs(algorithm: AlgorithmConfig, gateway: GatewayConfig, plan
 
 
 def computes_old_log_probs(config: RunConfig, plan: RunPlan) -> bool:
-    """Return whether any step of a run has a pass for old log-probs."""
-    return config.trainer.critic_warmup > 0 or needs_old_log_probs(config.algorithm, config.gateway, plan)
+    """Return whether any step of a run has a pass for old log-probs, or one after an update
+    (`trainer.log_tokens`).
+    """
+    trainer = config.trainer
+    return (
+        trainer.critic_warmup > 0
+        or trainer.log_tokens > 0
+        or needs_old_log_probs(config.algorithm, config.gateway, plan)
+    )

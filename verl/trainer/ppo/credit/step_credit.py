@@ -88,6 +88,7 @@ class CreditAssigner:
             self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch, version)
             if correction.corrects_batch and correction.m2po_tau is not None:
+                batch.batch["credit_mask"] = batch.batch["response_mask"]
                 metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 
@@ -159,6 +160,7 @@ class CreditAssigner:
 
     def _advantages(self, batch: DataProto, version: int) -> DataProto:
         algorithm = self.config.algorithm
+        averages = dict(self.estimator_state.get("rae", {}))
         estimate = partial(
             compute_advantage,
             adv_estimator=algorithm.adv_estimator,
@@ -174,7 +176,15 @@ class CreditAssigner:
             # candidates of a tree with committed returns
             from verl.trainer.ppo.credit.candidates import compute_committed_advantage
 
-            return compute_committed_advantage(
+            batch = compute_committed_advantage(
                 batch, estimate, algorithm, self.config.rollout.tree.candidate_weight
             )
-        return estimate(batch)
+        else:
+            batch = estimate(batch)
+        if any(agent.estimator == "rae" for agent in self.plan.trained):
+            from verl.trainer.ppo.credit.record import moving_averages  # a record of rae alone
+
+            batch.batch["moving_average"] = moving_averages(
+                batch, algorithm, averages, self.estimator_state.get("rae", {})
+            )
+        return batch

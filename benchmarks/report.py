@@ -1,0 +1,160 @@
+"""Time, size and memory of a report, and of its page in a headless Chromium.
+
+    python benchmarks/report.py [--run RUN] [--steps 60] [--rounds 3] ...
+
+The run is that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
+episodes of 4 calls with 2,000 characters of prompt and reply. The report is built by the command, in
+a process of its own.
+
+The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
+`mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
+`open_ms`, until the list of episodes is filtered and an episode is painted; `heap_mb`, heap of the
+page after that; each the median of the rounds. They are null without Chromium (`apt-get install
+chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
+written, in a short run with a tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.shared.browser import chromium, find_chromium
+
+from benchmarks.shared.report_run import write_run
+from benchmarks.shared.short import parse_args
+
+ROOT = Path(__file__).resolve().parents[1]
+MB = 1_000_000
+IN_THE_PAGE = ("first_paint_ms", "filter_ms", "open_ms", "heap_mb")
+TRAIN = """
+import json, sys, time
+import verl.trainer.ppo.credit.record as record
+from agent_system.launch.train import run
+from verl.trainer.plan.command_line import compose_config
+seconds = []
+write = record.write_credit
+def timed(*args):
+    start = time.perf_counter()
+    write(*args)
+    seconds.append(time.perf_counter() - start)
+record.write_credit = timed
+run(compose_config(sys.argv[1:]))
+print(json.dumps(seconds))
+"""
+
+
+def build(run: Path, out: Path, max_mb: float) -> dict[str, float]:
+    """Return the seconds and the peak memory of the command, and the size of its page."""
+    command = [sys.executable, "-m", "verl.report.cli", str(run), "--out", str(out), "--max-mb", str(max_mb)]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return {
+        "build_s": time.perf_counter() - started,
+        "mb": out.stat().st_size / MB,
+        "rss_mb": usage.ru_maxrss * 1024 / MB,
+    }
+
+
+def look(page: Path, episode: int) -> dict[str, float]:
+    """Return the milliseconds until the page is painted, filtered and an episode is open, and its
+    heap.
+    """
+    with chromium() as browser:
+        browser.open(page)
+        return {
+            "first_paint_ms": browser.first_paint_ms(),
+            "filter_ms": browser.filter_ms("solver"),
+            "open_ms": browser.open_ms(episode),
+            "heap_mb": browser.heap_bytes() / MB,
+        }
+
+
+def record_share(folder: Path, steps: int) -> float:
+    """Return the share of the seconds of training steps in which `credit/` is written."""
+    from examples.embedded.math.tasks import generate_split, to_row
+    from verl.models.tiny import make_tiny_model
+
+    problems, _ = generate_split(16 * steps, 8, seed=0)
+    rows = [to_row(problem, number, "train") for number, problem in enumerate(problems)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_tiny_model(folder / "model", corpus=[problem.question for problem in problems])
+    keys = {
+        "agent.orchestra_type": "math",
+        "agent.agent_ids": "[Solver Agent,Verifier Agent]",
+        "agent.orchestra.math.prompt_style": "short",
+        "env.env_name": "math",
+        "env.rollout.n": 8,
+        "actor_rollout_ref.model.path": folder / "model",
+        "data.train_files": folder / "train.jsonl",
+        "data.val_files": "null",
+        "data.train_batch_size": 16,
+        "data.max_prompt_length": 512,
+        "data.max_response_length": 32,
+        "trainer.controller": "local",
+        "trainer.device": "cpu",
+        "trainer.check_engines": "false",
+        "trainer.logger": "[jsonl]",
+        "trainer.total_training_steps": steps,
+        "trainer.default_local_dir": folder / "run",
+    }
+    overrides = [f"{key}={value}" for key, value in keys.items()]
+    ended = subprocess.run(
+        [sys.executable, "-c", TRAIN, *overrides],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    total = sum(json.loads(line).get("timing_s/step", 0.0) for line in lines)
+    return sum(json.loads(ended.stdout.splitlines()[-1])) / total
+
+
+def middle_episode(run: Path) -> int:
+    """Return the number of an episode of the first training step, whose texts are in the page."""
+    first = len((run / "trajectories" / "train_000001.jsonl").read_bytes().splitlines())
+    return first // 2
+
+
+def main() -> None:
+    """Print the figures of every round, and their medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--run", type=Path, help="folder of a run; default: one of random words")
+    parser.add_argument("--steps", type=int, default=60, help="of the run of random words")
+    parser.add_argument("--tasks", type=int, default=32, help="of a step")
+    parser.add_argument("--max-mb", type=float, default=8.0, help="size of the page")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record-steps", type=int, default=4, help="of the training run; 0: none")
+    args = parse_args(parser, steps=15, rounds=1, record_steps=2)
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = args.run or write_run(folder / "random", steps=args.steps, tasks=args.tasks)
+        episode = middle_episode(run)
+        for _ in range(args.rounds):
+            row: dict[str, Any] = build(run, folder / "report.html", args.max_mb)
+            row |= look(folder / "report.html", episode) if find_chromium() else dict.fromkeys(IN_THE_PAGE)
+            rounds.append(row)
+            sys.stdout.write(json.dumps(row) + "\n")
+        share = record_share(folder, args.record_steps) if args.record_steps else None
+    result = {
+        name: None if rounds[0][name] is None else round(statistics.median(row[name] for row in rounds), 2)
+        for name in ("build_s", "mb", *IN_THE_PAGE, "rss_mb")
+    }
+    sys.stdout.write(json.dumps(result | {"record_share": share and round(share, 5)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

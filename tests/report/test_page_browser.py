@@ -1,0 +1,320 @@
+"""The page in a real Chromium without a network: it loads, filters and opens by keyboard, and shows hostile text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.shared.browser import Browser, chromium
+from tests.report.pages import PAGES, needs_chromium, write_page
+from tests.report.sample_report import HOSTILE, sample_index
+
+pytestmark = needs_chromium
+SIZES = {"phone": (390, 844), "desk": (1280, 900)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    index, chunks = sample_index()
+    return write_page(tmp_path_factory.mktemp("report") / "report.html", index, chunks)
+
+
+def text_of(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+
+
+def episode_of(task: str) -> int:
+    """Number of the first episode of a task in the first run."""
+    index, _ = sample_index()
+    return int(index["runs"][0]["episodes"]["task_id"].index(task))
+
+
+def open_episode(browser: Browser, report: Path, task: str) -> None:
+    browser.open(report, f"/episodes?episode={episode_of(task)}")
+    browser.wait("document.querySelector('article.call') !== null")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_loads_alone_and_fits_the_window(
+    browser: Browser, report: Path, page: str, size: str, dark: bool
+) -> None:
+    browser.look(*SIZES[size], dark=dark)
+    browser.open(report, f"/{page}")
+    assert browser.evaluate("document.querySelector('nav a[aria-current]').id") == f"page-{page}"
+    assert len(text_of(browser, "main")) > 100
+    assert browser.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.frame svg')].every((e) => e.getAttribute('aria-label'))"
+    )
+    browser.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
+    assert browser.problems == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_episodes_are_filtered_opened_and_left_by_keyboard(browser: Browser, report: Path, size: str) -> None:
+    browser.look(*SIZES[size])
+    browser.open(report)
+    browser.press("3")
+    browser.wait("document.getElementById('episodes') !== null")
+    for _ in range(30):
+        if browser.evaluate("document.activeElement.id") == "text":
+            break
+        browser.press("Tab")
+    for letter in "plan/tree":
+        browser.press(letter)
+    browser.wait("document.querySelector('.side [role=status]').textContent.startsWith('1 of')")
+    assert browser.evaluate("document.activeElement.id") == "text", "the field keeps the focus"
+    browser.press("Tab", "Enter")
+    browser.wait("document.querySelector('.candidates article') !== null")
+    assert "plan/tree" in text_of(browser, "#detail h2")
+    browser.press("Escape")
+    browser.wait("!location.hash.includes('episode=')")
+    browser.wait("document.activeElement.id === 'episodes'")
+    assert browser.problems == []
+
+
+def test_arrow_keys_move_in_the_list_and_open_what_they_reach(browser: Browser, report: Path) -> None:
+    browser.look(*SIZES["desk"])
+    browser.open(report, "/episodes")
+    browser.evaluate("document.getElementById('episodes').focus()")
+    browser.press("ArrowDown", "ArrowDown", "PageDown", "ArrowUp")
+    chosen = browser.evaluate("document.getElementById('episodes').getAttribute('aria-activedescendant')")
+    browser.press("Enter")
+    browser.wait("location.hash.includes('episode=')")
+    row = int(chosen.rsplit("-", 1)[1])
+    assert browser.evaluate("report.state.episode") == str(browser.evaluate(f"report.listed[{row}]"))
+    browser.press("n")
+    browser.wait(f"report.state.episode === String(report.listed[{row + 1}])")
+    browser.press("End")
+    assert browser.evaluate("document.querySelectorAll('#episodes .row').length") < 80, (
+        "only rows in view are drawn"
+    )
+
+
+FILTERS: dict[str, Any] = {
+    "split=val": lambda e, i: e["split"][i] == "val",
+    "step=4": lambda e, i: e["step"][i] == 4,
+    "result=success": lambda e, i: e["success"][i] > 0 and not e["failure"][i],
+    "result=failed": lambda e, i: bool(e["failure"][i]),
+    "result=left": lambda e, i: bool(e["left_out"][i]),
+    "alarm=8": lambda e, i: i in (20, 21),
+    "text=TRIP": lambda e, i: "trip" in e["task_id"][i],
+}
+
+
+@pytest.mark.parametrize("query", FILTERS)
+def test_a_filter_lets_through_what_it_says(browser: Browser, report: Path, query: str) -> None:
+    episodes = sample_index()[0]["runs"][0]["episodes"]
+    wanted = [i for i in range(episodes["length"]) if FILTERS[query](episodes, i)]
+    browser.open(report, f"/episodes?{query}")
+    assert browser.evaluate("report.listed") == wanted != []
+
+
+def test_planted_markup_is_shown_as_text_and_hidden_characters_as_marks(
+    browser: Browser, report: Path
+) -> None:
+    open_episode(browser, report, "hostile/<b>task</b>\u202e")
+    shown = text_of(browser, ".dialogue")
+    assert HOSTILE["script"] in shown and HOSTILE["handler"] in shown and HOSTILE["end"] in shown
+    for code in ("U+202E", "U+202C", "U+2066", "U+200B", "U+0000", "U+001B", "U+007F", "U+D800", "U+DFFF"):
+        assert code in shown, code
+    for character in ("\u202e", "\u2066", "\u200b", "\x1b"):
+        assert character not in text_of(browser, "body"), repr(character)
+    assert "\U0001f600" in shown
+    assert "<b>task</b>" in text_of(browser, "#detail h2")
+    assert browser.evaluate("window.planted === undefined && document.querySelectorAll('img').length === 0")
+    assert browser.problems == []
+
+
+def test_a_reply_of_a_megabyte_opens_at_once_and_is_there_in_whole(browser: Browser, report: Path) -> None:
+    open_episode(browser, report, "hostile/<b>task</b>\u202e")
+    assert "980,000 more characters" in text_of(browser, "button.more")
+    browser.evaluate("document.querySelectorAll('button.more').forEach((button) => button.click())")
+    while browser.evaluate("document.querySelector('.reply button.more') !== null"):
+        browser.evaluate("document.querySelector('.reply button.more').click()")
+    longest = browser.evaluate(
+        "Math.max(...[...document.querySelectorAll('.reply')].map((e) => e.textContent.length))"
+    )
+    assert longest == len(HOSTILE["long"])
+
+
+def test_candidates_stand_side_by_side_with_the_committed_one_first(browser: Browser, report: Path) -> None:
+    browser.look(*SIZES["desk"])
+    open_episode(browser, report, "plan/tree")
+    replies = browser.evaluate(
+        "[...document.querySelectorAll('.candidates .reply')].map((e) => e.textContent)"
+    )
+    assert replies == ["move right", "move up", "move down", "move left"]
+    tops = browser.evaluate(
+        "[...document.querySelectorAll('.candidates article')].map((e) => e.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1
+    assert "explored" in text_of(browser, ".candidates article:nth-child(4)")
+
+
+def test_the_world_is_replayed_and_its_cells_are_text(browser: Browser, report: Path) -> None:
+    open_episode(browser, report, "plan/tree")
+    cells = "[...document.querySelectorAll('.board tr')].map((e) => e.textContent).join('|')"
+    assert browser.evaluate(cells) == "####|#a.#|#.g#|####"
+    browser.evaluate("document.getElementById('world').focus()")
+    browser.press("ArrowRight")
+    assert browser.evaluate(cells) == "####|#.a#|#.g#|####"
+    assert "goal" in text_of(browser, ".world .legend")
+
+
+def test_requests_are_a_tree_with_the_cause_where_tokens_were_rendered_anew(
+    browser: Browser, report: Path
+) -> None:
+    open_episode(browser, report, "gateway/trip")
+    browser.evaluate("[...document.querySelectorAll('details')].forEach((e) => { e.open = true; })")
+    browser.wait("document.querySelector('.tree li') !== null")
+    assert browser.evaluate("document.querySelectorAll('.tree > ul > li').length") == 2
+    nested = text_of(browser, ".tree > ul > li:first-child > ul")
+    assert "rendered anew: template" in nested and "no client got it" in nested
+    assert browser.evaluate("document.querySelectorAll('article.unheard').length") == 1
+    assert "Draft one" in text_of(browser, ".difference .added, .difference")
+
+
+def test_rounds_are_folded_into_their_call_and_versions_are_parts(browser: Browser, report: Path) -> None:
+    open_episode(browser, report, "tools/calculator")
+    assert browser.evaluate("document.querySelectorAll('.dialogue article').length") == 1
+    browser.evaluate("[...document.querySelectorAll('article details')].forEach((e) => { e.open = true; })")
+    browser.wait("document.querySelectorAll('.dialogue article').length === 2")
+    assert "calling calculator(11 + 6)" in text_of(browser, ".dialogue")
+    open_episode(browser, report, "async/partial")
+    assert browser.evaluate("[...document.querySelectorAll('.part')].map((e) => e.textContent)") == [
+        "version 3: 30 tokens",
+        "version 4: 12 tokens",
+    ]
+
+
+def test_a_text_that_is_not_in_the_file_says_where_it_is(browser: Browser, report: Path) -> None:
+    browser.open(report, f"/episodes?episode={episode_of('not/here')}")
+    browser.wait("document.querySelector('#detail .box') !== null")
+    assert "trajectories/train_000001.jsonl, line" in text_of(browser, "#detail .box")
+
+
+def test_a_credit_path_that_does_not_hold_is_red(browser: Browser, report: Path) -> None:
+    browser.open(report, "/overview")
+    wrong = {"terms": [{"name": "team", "value": 1}, {"name": "reward", "value": 1}], "reward": 1, "groupSize": 4,
+             "baseline": 0.5, "spread": 0.5, "advantage": 1, "recorded": 0.9, "error": 0.1}  # fmt: skip
+    for path, fails in ((wrong, True), (wrong | {"recorded": 1, "error": 1e-7}, False)):
+        browser.evaluate(
+            f"document.getElementById('main').replaceChildren(report.drawCredit({json.dumps(path)}))"
+        )
+        assert browser.evaluate("document.querySelector('.credit').classList.contains('fails')") is fails
+        assert ("does not hold" in text_of(browser, ".credit")) is fails
+        assert "baseline 0.500" in text_of(browser, ".credit")
+
+
+def test_prompts_show_what_is_new_since_the_last_one(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    before = ["a\n", "b\n", "c\n", "d\n"]
+    after = ["a\n", "b\n", "x\n", "d\n", "e\n"]
+    parts = browser.evaluate(f"report.difference({json.dumps(before)}, {json.dumps(after)})")
+    assert [line for part in parts if part["kind"] != "removed" for line in part["lines"]] == after
+    assert [line for part in parts if part["kind"] != "added" for line in part["lines"]] == before
+    assert [part["lines"] for part in parts if part["kind"] == "added"] == [["x\n"], ["e\n"]]
+
+
+def test_the_state_is_in_the_address(browser: Browser, report: Path) -> None:
+    browser.open(report, "/overview?alarm=8")
+    assert browser.evaluate("document.querySelector('.alarm.chosen').id") == "alarm-8"
+    browser.click(".alarm.chosen a[href*=episode]")
+    browser.wait("document.querySelector('article.call') !== null")
+    assert browser.evaluate("location.hash").startswith("#/episodes?run=0&episode=20") or (
+        browser.evaluate("location.hash") == "#/episodes?episode=20"
+    )
+    browser.evaluate("history.back()")
+    browser.wait("document.querySelector('.alarm.chosen') !== null")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_no_serious_violation(browser: Browser, report: Path, page: str, dark: bool) -> None:
+    axe = pytest.importorskip("axe_core_python", reason="needs axe-core-python: bash scripts/setup.sh report")
+    script = Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    browser.look(*SIZES["desk"], dark=dark)
+    if page == "episodes":
+        open_episode(browser, report, "plan/tree")
+    else:
+        browser.open(report, f"/{page}")
+    browser.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+    browser.evaluate(f"{script}; 0")
+    found = browser.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.filter((v) => "
+        "['serious', 'critical'].includes(v.impact)).map((v) => `${v.id}: ${v.nodes.slice(0, 3)"
+        ".map((n) => n.html.slice(0, 200) + ' ' + n.failureSummary).join(' | ')}`))"
+    )
+    assert found == []
+
+
+def emptied(run: dict[str, Any]) -> dict[str, Any]:
+    """A run of which nothing is known but its name, as its index is."""
+    tables = {name: {"length": 0} for name in ("episodes", "calls", "spans")}
+    accuracy = {"measure": "success", "before": None, "after": None, "points": [], "files": {}}
+    lists = {name: [] for name in ("steps", "agents", "alarms", "files", "audit", "damaged", "notes")}
+    return (
+        run
+        | tables
+        | lists
+        | {"accuracy": accuracy, "state": None, "metrics": {}, "config": {}, "credit": {}}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_run_of_which_nothing_is_known_has_all_pages(browser: Browser, tmp_path: Path, page: str) -> None:
+    index, _ = sample_index(runs=1)
+    index["runs"] = [emptied(index["runs"][0])]
+    browser.open(write_page(tmp_path / "report.html", index, []), f"/{page}")
+    assert browser.problems == []
+    assert len(text_of(browser, "main")) > 30
+
+
+def test_a_long_run_with_many_agents_is_drawn_with_few_elements(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    run["steps"] = list(range(3000))
+    run["agents"] = [{"agent": f"A very long name of agent number {i}", "policy": "p", "group": "p", "trained": True}
+                     for i in range(12)]  # fmt: skip
+    run["metrics"] = {
+        f"agent/a_very_long_name_of_agent_number_{i}/reward/mean": [i + step % 7 for step in run["steps"]]
+        for i in range(12)
+    }
+    for width, height in SIZES.values():
+        browser.look(width, height)
+        browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.querySelectorAll('*').length") < 12_000
+        assert browser.problems == []
+
+
+def test_charts_are_read_by_keyboard(browser: Browser, report: Path) -> None:
+    browser.open(report, "/overview")
+    browser.evaluate("document.querySelector('.frame svg').focus()")
+    browser.press("ArrowLeft", "ArrowLeft")
+    assert text_of(browser, ".readout").startswith("step 11: training ")
+    assert "training: " in browser.evaluate("document.querySelector('.frame svg').getAttribute('aria-label')")
+
+
+def test_a_damaged_index_is_said_and_nothing_else_is_shown(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    text = report.read_text().replace('id="index">H4', 'id="index">AA')
+    (tmp_path / "report.html").write_text(text)
+    browser.command("Page.navigate", url=(tmp_path / "report.html").as_uri())
+    browser.wait("document.querySelector('main [role=alert]') !== null")
+    assert "could not be read" in text_of(browser, "main")

@@ -1,0 +1,60 @@
+"""The page of `verl-mas watch` in a real Chromium follows a run that grows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.shared.browser import chromium
+from tests.house.source import ROOT
+from tests.report.pages import needs_chromium
+from tests.report.test_watch import split_run
+
+pytestmark = needs_chromium
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which a process watches a run."""
+    command = [sys.executable, "-m", "verl.report.watch", str(folder), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def test_new_steps_arrive_without_a_reload_and_texts_are_fetched_when_they_are_opened(tmp_path: Path) -> None:
+    folder, later, lines = split_run(tmp_path)
+    with served(folder) as address, chromium() as browser:
+        browser.offline(False)
+        browser.open(address, "/episodes?split=train")
+        before = browser.evaluate("report.listed.length")
+        calls = browser.evaluate("report.count(report.run().calls)")
+        assert before > 0 and browser.evaluate("report.run().steps.at(-1)") == 2
+        loaded = len(browser.requests)
+        for name, content in later.items():
+            (folder / name).write_bytes(content)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write("".join(lines[3:]))
+        browser.wait(f"report.listed.length > {before}")
+        browser.wait("report.run().steps.at(-1) === 3")
+        assert browser.evaluate("report.count(report.run().calls)") > calls
+        browser.evaluate(f"report.bench.open({before})")
+        assert len(browser.evaluate("document.querySelector('article .reply').textContent")) > 20
+        new = browser.requests[loaded:]
+        assert new and all(url.startswith(address) for url in new), "it asks its own server alone"
+        assert browser.problems == []
+
+
+def test_a_server_that_ends_is_said_on_the_page(tmp_path: Path) -> None:
+    folder, _, _ = split_run(tmp_path)
+    with chromium() as browser:
+        browser.offline(False)
+        with served(folder) as address:
+            browser.open(address, "/episodes")
+        browser.wait("document.getElementById('foot').textContent.includes('no longer answers')")
