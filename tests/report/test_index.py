@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,18 @@ def test_groups_that_were_not_trained_have_the_cause(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     uid = json.loads((folder / "trajectories" / "train_000002.jsonl").open().readline())["uid"]
     file = folder / "credit" / "step_000002.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out": {uid: "no signal"}}))
+    content = json.loads(file.read_text())
+    tokens = [None, [-0.123456789, None, 2.0], *[None] * (len(content["columns"]["turn"]) - 2)]
+    content["columns"]["log_prob_after"] = tokens
+    file.write_text(json.dumps(content | {"left_out": {uid: "no signal"}}))
     run = run_at(folder)
     uids = column(run["episodes"], "uid")
     marked = [uids[at] for at, cause in enumerate(column(run["episodes"], "left_out")) if cause]
     assert marked == [uid] * 2
     content = json.loads(file.read_text())["columns"]
     assert run["credit"]["2"]["traj_uid"] == content["traj_uid"]
+    assert run["credit"]["2"]["log_prob_after"] == tokens
+    assert run["credit"]["2"]["logp"] == pytest.approx(content["logp"], rel=1e-4)
     assert run["credit"]["2"]["advantage"] == pytest.approx(content["advantage"], rel=1e-8)
 
 
@@ -192,3 +198,23 @@ def test_the_audit_of_a_step_is_read(tmp_path: Path) -> None:
     (folder / "audit").mkdir()
     (folder / "audit" / "step_000002.json").write_text(json.dumps({"format": 1, "step": 2, "decisions": 5}))
     assert run_at(folder)["audit"] == [{"format": 1, "step": 2, "decisions": 5}]
+
+
+def test_texts_do_not_stay_in_memory(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", steps=1, tasks=40, calls=1)
+    file = folder / "trajectories" / "train_000001.jsonl"
+    rows = [json.loads(line) for line in file.open()]
+    with file.open("w") as out:
+        for row in rows:
+            row["calls"][0] |= {
+                "reply": "ab " * 170_000,
+                "prompt": f"{row['traj_uid']} " * 10_000,
+                "anchor": "s" * 9999,
+            }
+            out.write(json.dumps(row) + "\n")
+    assert file.stat().st_size > 50_000_000
+    tracemalloc.start()
+    report = read_report([folder])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert report.runs[0]["calls"]["length"] > 80 and peak < 12_000_000
