@@ -13,7 +13,7 @@ from verl.report.columns import Columns
 from verl.report.folder import MOST_DAMAGED, EpisodeFile
 from verl.report.lines import Line, read_lines
 from verl.report.plain import clean, number, text
-from verl.report.texts import Numbers, cut, is_heard
+from verl.report.texts import LATER_PROMPTS, Numbers, cut, is_heard
 
 EPISODE_COLUMNS = (
     "step", "split", "uid", "traj_uid", "task_id", "data_source", "index", "team_reward", "success",
@@ -128,7 +128,9 @@ class EpisodeIndex:
         self.offsets.append(line.offset)
         self.sizes.append(line.size)
         for at, (call, unheard) in enumerate(entries):
-            self._add_call(call, unheard, prompts[at + 1 :], text(episode.get("answer")))
+            self._add_call(
+                call, unheard, prompts[at + 1 : at + 1 + LATER_PROMPTS], text(episode.get("answer"))
+            )
 
     def _add_call(
         self,
