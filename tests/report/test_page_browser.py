@@ -322,3 +322,12 @@ def test_a_damaged_index_is_said_and_nothing_else_is_shown(
     browser.command("Page.navigate", url=(tmp_path / "report.html").as_uri())
     browser.wait("document.querySelector('main [role=alert]') !== null")
     assert "could not be read" in text_of(browser, "main")
+
+
+def test_the_first_tab_skips_to_the_content(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.id") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left >= 0"), "it is seen"
+    browser.press("Enter")
+    assert browser.evaluate("document.activeElement.id") == "main"
