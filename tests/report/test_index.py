@@ -143,13 +143,18 @@ def test_groups_that_were_not_trained_have_the_cause(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     uid = json.loads((folder / "trajectories" / "train_000002.jsonl").open().readline())["uid"]
     file = folder / "credit" / "step_000002.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out": {uid: "no signal"}}))
+    content = json.loads(file.read_text())
+    tokens = [None, [-0.123456789, None, 2.0], *[None] * (len(content["columns"]["turn"]) - 2)]
+    content["columns"]["log_prob_after"] = tokens
+    file.write_text(json.dumps(content | {"left_out": {uid: "no signal"}}))
     run = run_at(folder)
     uids = column(run["episodes"], "uid")
     marked = [uids[at] for at, cause in enumerate(column(run["episodes"], "left_out")) if cause]
     assert marked == [uid] * 2
     content = json.loads(file.read_text())["columns"]
     assert run["credit"]["2"]["traj_uid"] == content["traj_uid"]
+    assert run["credit"]["2"]["log_prob_after"] == tokens
+    assert run["credit"]["2"]["logp"] == pytest.approx(content["logp"], rel=1e-4)
     assert run["credit"]["2"]["advantage"] == pytest.approx(content["advantage"], rel=1e-8)
 
 

@@ -22,7 +22,7 @@ MOST_DAMAGED = 200
 _EPISODES = re.compile(r"(train|val)_(\d+)(?:_(\d+))?\.jsonl")
 _STEP = re.compile(r"step_(\d+)\.json")
 _CHECKPOINT = re.compile(r"global_step_(\d+)")
-_ROUNDED = ("logp", "old_logp", "entropy", "log_prob_before", "log_prob_after")
+_ROUNDED = ("logp", "old_logp", "entropy")
 # File systems and clocks differ by this much, in seconds.
 _CLOCK = 2.0
 
