@@ -30,7 +30,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.shared.browser import chromium, find_chromium
-
 from benchmarks.shared.report_run import write_run
 from benchmarks.shared.short import parse_args
 

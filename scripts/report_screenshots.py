@@ -31,7 +31,8 @@ EPISODE = """(() => {
   const fit = report.filterEpisodes(run, {split: "train"})
     .filter((i) => !flat.has(at("uid", i)) && !at("failure", i) && at("chunk", i) >= 0);
   const steps = [...new Set(fit.map((i) => at("step", i)))].slice(-3);
-  return fit.filter((i) => at("step", i) === steps[0]).sort((a, b) => at("calls", b) - at("calls", a))[0] ?? 0;
+  const ofStep = fit.filter((i) => at("step", i) === steps[0]);
+  return ofStep.sort((a, b) => at("calls", b) - at("calls", a))[0] ?? 0;
 })()"""
 
 

@@ -177,9 +177,8 @@ class Browser:
 
     def offline(self, cut_off: bool = True) -> None:
         """Cut the page off from every network, or connect it again."""
-        self.command(
-            "Network.emulateNetworkConditions", offline=cut_off, latency=0, downloadThroughput=-1, uploadThroughput=-1
-        )  # fmt: skip
+        unlimited = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.command("Network.emulateNetworkConditions", offline=cut_off, **unlimited)
 
     def open(self, page: str | Path, fragment: str = "", wait_s: float = 60.0) -> None:
         """Open a file or an address, and wait until a report there is drawn.
@@ -247,7 +246,8 @@ class Browser:
     def click(self, selector: str) -> None:
         """Click in the middle of the first element that a CSS selector finds."""
         x, y = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            "e.scrollIntoView({block: 'center'}); "
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

@@ -1,4 +1,6 @@
-"""A report in memory, hand-made in the form that the page reads: 2 runs, 12 steps, 3 agents, every kind of call."""
+"""A report in memory, hand-made in the form that the page reads: 2 runs, 12 steps, 3 agents, every kind
+of call.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ EPISODE_COLUMNS = (
     "step", "split", "uid", "traj_uid", "task_id", "data_source", "index", "team_reward", "success", "turns",
     "failure", "answer", "left_out", "first_call", "calls", "chunk", "row", "file", "line",
 )  # fmt: skip
+SPAN_COLUMNS = ("step", "lane", "call", "start", "end")
 CALL_COLUMNS = (
     "agent", "turn", "call", "candidate", "committed", "greedy", "trained", "valid", "action", "reward",
     "team_reward", "local_reward", "mixed_reward", "invalid_penalty", "overlong_penalty", "prompt_tokens",
-    "response_tokens", "stop_reason", "version", "versions", "order", "final_call", "began", "ended", "waited",
-    "unheard", "summary", "request", "explored", "heard", "fork_reward", "candidate_reward", "anchor",
+    "response_tokens", "stop_reason", "version", "versions", "order", "final_call", "began", "ended",
+    "waited", "unheard", "summary", "request", "explored", "heard", "fork_reward",
+    "candidate_reward", "anchor",
 )  # fmt: skip
 
 
@@ -83,6 +87,7 @@ def special_episodes(draw: random.Random) -> list[tuple[str, float, list[dict[st
     board = [["#", "#", "#", "#"], ["#", "a", ".", "#"], ["#", ".", "g", "#"], ["#", "#", "#", "#"]]
     moved = [["#", "#", "#", "#"], ["#", ".", "a", "#"], ["#", ".", "g", "#"], ["#", "#", "#", "#"]]
     legend = {"#": "wall", "a": "agent", "g": "goal", ".": "free"}
+    states = [{"cells": cells, "legend": legend} for cells in (board, moved)]
     tree = [
         call(0, 1, 0, f"move {way}", candidate=i, committed=i == 2, reward=0.2 * i, fork_reward=0.2 * i,
              candidate_reward=0.2 * i, explored=i == 3)
@@ -108,8 +113,7 @@ def special_episodes(draw: random.Random) -> list[tuple[str, float, list[dict[st
     ]
     hostile = [call(i % 2, 1, i, text, reward=0.0) for i, text in enumerate(HOSTILE.values())]
     return [
-        ("plan/tree", 1.0, tree, {"states": [{"cells": board, "legend": legend}, {"cells": moved, "legend": legend}],
-                                  "turn_rewards": [0.0, 1.0]}),
+        ("plan/tree", 1.0, tree, {"states": states, "turn_rewards": [0.0, 1.0]}),
         ("tools/calculator", 1.0, tools, {}),
         ("gateway/trip", 0.0, requests, {}),
         ("async/partial", 1.0, parts, {"states": ["the room is dark", "the room is lit"]}),
@@ -144,7 +148,8 @@ class RunBuilder:
         """Add an episode."""
         texts = fields.pop("texts", {})
         row = {
-            "step": step, "split": split, "uid": f"step{step}/{split}/{task}", "data_source": task.split("/")[0],
+            "step": step, "split": split, "uid": f"step{step}/{split}/{task}",
+            "data_source": task.split("/")[0],
             "traj_uid": f"step{step}/{split}/{task}#{index}", "task_id": task, "index": index,
             "team_reward": reward, "success": reward, "turns": max(c["turn"] for c in calls), "failure": None,
             "answer": calls[-1]["action"], "left_out": "", "first_call": len(self.calls["agent"]),
@@ -227,11 +232,13 @@ def make_run(name: str, seed: int, chunks: list[dict[str, Any]], **changes: Any)
     ]
     return {
         "name": name, "folder": f"outputs/{name}", "agents": AGENTS, "steps": STEPS,
-        "state": {"format": 1, "state": "done", "step": 12, "total_steps": 12, "heartbeat": 1200.0, "error": None,
+        "state": {"format": 1, "state": "done", "step": 12, "total_steps": 12, "heartbeat": 1200.0,
+                  "error": None,
                   "commit": "f4de58b", "versions": {"torch": "2.11", "transformers": "5.17"},
                   "machine": {"cpus": 2, "memory_bytes": 8 << 30, "gpus": []}, "open_spans": [],
                   "episodes_in_progress": 0, "exactness": ["The engine agrees with the trainer to 1e-6."]},
-        "config": {"algorithm.adv_estimator": "grpo", "trainer.seed": seed, "actor_rollout_ref.actor.optim.lr": 3e-4},
+        "config": {"algorithm.adv_estimator": "grpo", "trainer.seed": seed,
+                   "actor_rollout_ref.actor.optim.lr": 3e-4},
         "metrics": metrics(draw, 0.02 * seed), "solved": False,
         "accuracy": {"measure": "success", "before": point(0, 0.368), "after": point(12, 0.94),
                      "points": [point(0, 0.368), point(6, 0.61), point(12, 0.94)], "files": {}},
@@ -246,7 +253,7 @@ def make_run(name: str, seed: int, chunks: list[dict[str, Any]], **changes: Any)
         "episodes": builder.episodes | {"length": len(builder.episodes["step"])},
         "calls": builder.calls | {"length": len(builder.calls["agent"])},
         "files": ["trajectories/train_000001.jsonl"], "credit": {},
-        "spans": {name: [span[i] for span in spans] for i, name in enumerate(("step", "lane", "call", "start", "end"))}
+        "spans": {name: [span[i] for span in spans] for i, name in enumerate(SPAN_COLUMNS)}
         | {"length": len(spans)},
         "audit": [audit()], "damaged": [{"file": "timeline.jsonl", "line": 7, "why": "not JSON"}],
         "notes": ["2 files of an earlier run are left out."], "left_out_texts": 1,
@@ -265,7 +272,8 @@ def audit() -> dict[str, Any]:
     estimators = [
         {"name": name, "agent": None, "spearman": value, "shuffled_low": -0.2, "shuffled_high": 0.2,
          "reliability": 0.7, "zero_advantages": 0.25, "verdict": verdict, "tokens": 20000}
-        for name, value, verdict in (("grpo", 0.58, "agrees"), ("rloo", 0.1, "does not"), ("opo", 0.3, "inconclusive"))
+        for name, value, verdict in (
+            ("grpo", 0.58, "agrees"), ("rloo", 0.1, "does not"), ("opo", 0.3, "inconclusive"))
     ]  # fmt: skip
     return {
         "format": 1, "step": 8, "tasks": 16, "decisions": 200, "alternatives": 4, "continuations": 4,

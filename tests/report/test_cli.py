@@ -50,7 +50,8 @@ def test_it_writes_the_page_into_the_run(
 ) -> None:
     folder = small_run(tmp_path / "run")
     assert call(folder) == 0
-    assert capsys.readouterr().out == f"{folder}/report.html (0.0 MB)\n"
+    page = folder / "report.html"
+    assert capsys.readouterr().out == f"{page} ({page.stat().st_size / 1e6:.1f} MB)\n"
     assert data_of((folder / "report.html").read_text())["index"]["runs"][0]["name"] == "run"
     assert not list(folder.glob(".report*"))
 
@@ -77,7 +78,7 @@ def test_check_exits_with_three_if_an_alarm_is_raised(
     assert call(folder, "--check", "--out", out) == 3
     assert capsys.readouterr().out == (
         "run: step 12: entropy is gone: 0.1 of its start; try actor_rollout_ref.actor.entropy_coeff=0.01, "
-        f"a higher temperature ({out}#/overview?run=0&alarm=9)\n{out} (0.0 MB)\n"
+        f"a higher temperature ({out}#/overview?run=0&alarm=9)\n{out} ({out.stat().st_size / 1e6:.1f} MB)\n"
     )
     assert call(folder, "--out", out) == 0
 

@@ -1,4 +1,6 @@
-"""The page in a real Chromium without a network: it loads, filters and opens by keyboard, and shows hostile text."""
+"""The page in a real Chromium without a network: it loads, filters and opens by keyboard, and shows
+hostile text.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,8 @@ def test_a_text_that_is_not_in_the_file_says_where_it_is(browser: Browser, repor
 
 def test_a_credit_path_that_does_not_hold_is_red(browser: Browser, report: Path) -> None:
     browser.open(report, "/overview")
-    wrong = {"terms": [{"name": "team", "value": 1}, {"name": "reward", "value": 1}], "reward": 1, "groupSize": 4,
+    terms = [{"name": "team", "value": 1}, {"name": "reward", "value": 1}]
+    wrong = {"terms": terms, "reward": 1, "groupSize": 4,
              "baseline": 0.5, "spread": 0.5, "advantage": 1, "recorded": 0.9, "error": 0.1}  # fmt: skip
     for path, fails in ((wrong, True), (wrong | {"recorded": 1, "error": 1e-7}, False)):
         browser.evaluate(
@@ -288,7 +291,8 @@ def test_a_long_run_with_many_agents_is_drawn_with_few_elements(browser: Browser
     index, chunks = sample_index(runs=1)
     run = index["runs"][0]
     run["steps"] = list(range(3000))
-    run["agents"] = [{"agent": f"A very long name of agent number {i}", "policy": "p", "group": "p", "trained": True}
+    placed = {"policy": "p", "group": "p", "trained": True}
+    run["agents"] = [{"agent": f"A very long name of agent number {i}", **placed}
                      for i in range(12)]  # fmt: skip
     run["metrics"] = {
         f"agent/a_very_long_name_of_agent_number_{i}/reward/mean": [i + step % 7 for step in run["steps"]]
@@ -318,3 +322,12 @@ def test_a_damaged_index_is_said_and_nothing_else_is_shown(
     browser.command("Page.navigate", url=(tmp_path / "report.html").as_uri())
     browser.wait("document.querySelector('main [role=alert]') !== null")
     assert "could not be read" in text_of(browser, "main")
+
+
+def test_the_first_tab_skips_to_the_content(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.id") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left >= 0"), "it is seen"
+    browser.press("Enter")
+    assert browser.evaluate("document.activeElement.id") == "main"

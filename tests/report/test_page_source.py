@@ -13,7 +13,8 @@ FOLDER = ROOT / "verl" / "report" / "page"
 SCRIPTS = sorted(FOLDER.glob("*.js"))
 # What would make markup or code of a text, or load something. Text goes in by textContent and text nodes.
 SINKS = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|setHTML"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc"
+    r"|setHTML"
     r"|\beval\b|\bFunction\b|\bimport\s*\(|javascript:|\.setAttribute\(\s*[\"']on|XMLHttpRequest|sendBeacon"
     r"|https?://(?!www\.w3\.org/2000/svg)"
 )

@@ -72,14 +72,18 @@ report.verdict = function (run) {
 };
 
 report.drawAlarm = function (run, alarm, chosen) {
-  const chips = (alarm.episodes ?? [])
+  const episodes = alarm.episodes ?? [];
+  const links = episodes
     .slice(0, 8)
     .map((i) =>
       report.link(
         { page: "episodes", episode: i },
-        `${report.value(run.episodes, "task_id", i)} #${report.value(run.episodes, "index", i)}`,
+        `${report.shortTask(run, i)} #${report.value(run.episodes, "index", i)}`,
       ),
     );
+  if (episodes.length > 8) {
+    links.push(report.link({ page: "episodes", alarm: alarm.number }, `all ${episodes.length} in the list`));
+  }
   const series = (alarm.series ?? []).filter((key) => report.metric(run, key).some(report.isNumber));
   const tries = (alarm.try ?? []).map((text) => report.el("code", {}, text));
   return report.el(
@@ -93,7 +97,7 @@ report.drawAlarm = function (run, alarm, chosen) {
     ),
     report.el("p", {}, alarm.text, report.el("span", { class: "quiet" }, ` Since step ${alarm.raised}.`)),
     tries.length ? report.el("p", { class: "line" }, "Try: ", tries) : null,
-    chips.length ? report.el("p", { class: "line" }, "Episodes: ", chips) : null,
+    links.length ? report.el("p", { class: "line" }, "Episodes: ", links) : null,
     series.length
       ? report.folded(
           "the figures",
