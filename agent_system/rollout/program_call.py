@@ -75,15 +75,9 @@ class ProgramCalls:
         # a client that sets the same seed again still gets other replies in another call or episode
         call_seed = call_seed if client_seed is None else stable_seed(call_seed, "client", client_seed)
         observation = await episode.observe(runtime.role, turn)
+        asks: dict[str, Any] = {"seen": observation, "prompt": prompt, "seed": call_seed}
         calls = [
-            replace(
-                call,
-                seen=observation,
-                prompt=prompt,
-                seed=call_seed,
-                own_sampling=sampling,
-                program={**(program or {}), **({"choice": choice} if n > 1 else {})},
-            )
+            replace(call, **asks, own_sampling=sampling, program=_numbered(program, choice, n))
             for choice, call in enumerate(calls)
         ]
         episode.waiting_for = f"the reply of {calls[0].label}"
@@ -165,3 +159,8 @@ class ProgramCalls:
     def heard(self, replies: Sequence[tuple[Call, Reply]]) -> bool:
         """Return whether any of the replies of a request was delivered, and not withdrawn."""
         return any((call.turn, call.number) in self._episode.ledger.delivered for call, _ in replies)
+
+
+def _numbered(program: Mapping[str, Any] | None, choice: int, n: int) -> dict[str, Any]:
+    """Return the facts of a request, with the number of one of its `n` replies if there are several."""
+    return {**(program or {}), **({"choice": choice} if n > 1 else {})}

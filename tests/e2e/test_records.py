@@ -270,7 +270,7 @@ class KilledWorld(my_flow_package.MyWorld):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, user_package, tmp_path)))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     content = state(tmp_path / "run")
     if number == "SIGTERM":

@@ -7,7 +7,6 @@ import logging
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config import RunConfig
 from verl.trainer.ppo.credit.record import NAMES
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.names import draw_place
@@ -20,21 +19,22 @@ class TokenLog:
     costs.
 
     Args:
-        config: configuration of the run.
+        count: `trainer.log_tokens`.
         team: computes log-probs.
+        episodes: of a step, each with one row at least.
+        epochs: `actor_rollout_ref.actor.ppo_epochs`.
     """
 
-    def __init__(self, config: RunConfig, team: TeamWorkers) -> None:
-        self.count = config.trainer.log_tokens
+    def __init__(self, count: int, team: TeamWorkers, episodes: int, epochs: int) -> None:
+        self.count = count
         self.team = team
-        episodes = config.data.train_batch_size * config.env.rollout.n
         # a forward pass is about a third of forward and backward
-        share = min(self.count / episodes, 1.0) / 3 / config.actor_rollout_ref.actor.ppo_epochs
+        share = min(count / episodes, 1.0) / 3 / epochs
         logger.info(
             "trainer.log_tokens=%d: one more forward pass of %d rows after each update; a step has at "
             "least %d rows, so it takes up to %.1f %% of the time of an update",
-            self.count,
-            self.count,
+            count,
+            count,
             episodes,
             100 * share,
         )
