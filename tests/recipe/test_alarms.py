@@ -54,7 +54,7 @@ def test_the_faulty_rewards_pay_for_what_they_say() -> None:
     def call(**fields: Any) -> Any:
         return SimpleNamespace(**fields)
 
-    assert paid_for_length(None, call(text="well well meow.")) == {"length": 0.2}
+    assert paid_for_length(None, call(text="well well meow.")) == {"length": 1.0}
     assert [paid_for_yes(None, call(action=word))["approval"] for word in ("yes", "no")] == [1.0, 0.0]
 
 
