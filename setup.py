@@ -99,7 +99,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["verl", "verl.*", "agent_system", "agent_system.*", "patches"]),
-    package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md", "*.sh", "*.txt", "*.js", "*.css", "*.html"]},
+    package_data={"": ["*.yaml", "*.json", "*.jinja", "*.md", "*.sh", "*.txt"], "verl.report": ["page/*.*"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["verl-mas=agent_system.launch.command:main"]},

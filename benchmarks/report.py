@@ -2,14 +2,16 @@
 
     python benchmarks/report.py [--run RUN] [--steps 60] [--rounds 3] ...
 
-The run is that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8 episodes of
-4 calls with 2,000 characters of prompt and reply. The report is built by the command, in a process of its own.
+The run is that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
+episodes of 4 calls with 2,000 characters of prompt and reply. The report is built by the command, in
+a process of its own.
 
-The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command; `mb`, size of
-the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and `open_ms`, until the
-list of episodes is filtered and an episode is painted; `heap_mb`, heap of the page after that; each the median
-of the rounds. They are null without Chromium (`apt-get install chromium`). `record_share` is the share of the
-seconds of training steps in which `credit/` is written, in a short run with a tiny model.
+The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
+`mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
+`open_ms`, until the list of episodes is filtered and an episode is painted; `heap_mb`, heap of the
+page after that; each the median of the rounds. They are null without Chromium (`apt-get install
+chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
+written, in a short run with a tiny model.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def build(run: Path, out: Path, max_mb: float) -> dict[str, float]:
 
 
 def look(page: Path, episode: int) -> dict[str, float]:
-    """Return the milliseconds of the page until it is painted, filtered and an episode is open, and its
+    """Return the milliseconds until the page is painted, filtered and an episode is open, and its
     heap.
     """
     with chromium() as browser:

@@ -1,4 +1,4 @@
-"""A folder of a run as training writes it, with random words, for the benchmark of reports and for tests."""
+"""A folder of a run as training writes it, with random words, for benchmarks and tests."""
 
 from __future__ import annotations
 

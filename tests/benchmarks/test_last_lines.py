@@ -189,6 +189,15 @@ def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet
         assert noise not in console
 
 
+def test_report_measures_the_command_its_page_and_the_recording() -> None:
+    sizes = ("--steps", "2", "--tasks", "3", "--rounds", "1", "--record-steps", "1")
+    result, _ = run("report.py", *sizes)
+    page = ["first_paint_ms", "filter_ms", "open_ms", "heap_mb"]
+    assert list(result) == ["build_s", "mb", *page, "rss_mb", "record_share"]
+    assert 0 < result["mb"] < 1 and 10 < result["rss_mb"] < 300 and 0 < result["record_share"] < 0.5
+    assert all(result[name] is None for name in page) or all(result[name] > 0 for name in page)
+
+
 def test_tree_computes_a_prompt_once_whatever_k(forked_python: str) -> None:
     result, _ = run("tree.py", "--tasks", "4", "--k", "4", "--repeats", "1", python=forked_python)
     assert result["prompt_tokens_k4"] == pytest.approx(result["prompt_limit_k4"])

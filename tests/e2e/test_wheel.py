@@ -61,6 +61,8 @@ def test_the_wheel_trains_and_evaluates_outside_the_checkout(
     assert set(weights(tmp_path / "run", 1)) == {"asker", "verifier_agent"}
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "actor/lr" in line] == [1]
     assert "evaluating" in done.stderr and "global_step_1" in done.stderr
+    done = call(*command, "report", tmp_path / "run")
+    assert done.returncode == 0 and "report.html" in done.stdout, done.stderr
     assert all(find_spec(module) for module, _, _ in COMMANDS.values())
     unknown = call(*command, "trian")
     assert unknown.returncode == 2 and all(f"  {name} " in unknown.stderr for name in COMMANDS)

@@ -153,6 +153,27 @@ def test_every_folder_with_modules_is_a_package(distribution: dict[str, Any]) ->
     assert sorted(folders - set(distribution["packages"])) == [], "add an __init__.py"
 
 
+def test_every_file_that_is_no_module_is_in_the_distribution(distribution: dict[str, Any]) -> None:
+    """A pattern holds in the folder of a package, not below it."""
+    data = distribution["package_data"]
+    packages = {name.replace(".", "/"): [*data[""], *data.get(name, ())] for name in distribution["packages"]}
+    listing = subprocess.run(
+        ["git", "ls-files", "verl", "agent_system", "patches"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    missing = [
+        name
+        for name in listing.stdout.splitlines()
+        if not name.endswith(".py")
+        and not any(
+            Path(name).match(f"{folder}/{pattern}")
+            for folder, patterns in packages.items()
+            for pattern in patterns
+        )
+    ]
+    assert missing == [], "add a pattern to package_data"
+
+
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_every_shell_script_parses_and_stops_on_errors(script: str) -> None:
     assert subprocess.run(["bash", "-n", script], cwd=ROOT, timeout=10).returncode == 0

@@ -26,7 +26,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def texts_of(data: dict[str, Any], run: int = 0) -> list[dict[str, Any] | None]:
-    """For each episode of a run: its texts, with prompts and replies put together; None if left out."""
+    """For each episode of a run: its texts, prompts and replies put together; None if left out."""
     episodes = data["index"]["runs"][run]["episodes"]
     texts: list[dict[str, Any] | None] = []
     for chunk, row in zip(column(episodes, "chunk"), column(episodes, "row"), strict=True):

@@ -1,8 +1,9 @@
-"""The command `verl-mas report`: the file, `--check` for CI, `--json` for programs, one-line errors."""
+"""`verl-mas report`: the file, `--check` for CI, `--json` for programs, one-line errors."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -79,6 +80,18 @@ def test_check_exits_with_three_if_an_alarm_is_raised(
         f"a higher temperature ({out}#/overview?run=0&alarm=9)\n{out} (0.0 MB)\n"
     )
     assert call(folder, "--out", out) == 0
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list
+) -> None:
+    folder = small_run(tmp_path / os.fsdecode(b"run \xff"))
+    alarms.append(ALARM | {"text": "\x1b[2J\u202e\ud800\r\nnot a line of its own \u00e9\u0007"})
+    assert call(folder) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[2J\\u202e\\ud800 not a line of its own \u00e9\\x07; try" in out and out.count("\n") == 2
+    assert out.replace("\n", "").isprintable() and "run \\udcff" in out
+    assert "<title>run \\udcff - " in (folder / "report.html").read_text()
 
 
 def test_json_has_the_address_of_each_alarm(

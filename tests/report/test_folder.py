@@ -1,4 +1,4 @@
-"""Folders of runs as they are found: damaged, empty, running, resumed, used before, old, foreign."""
+"""Folders as they are found: damaged, empty, running, resumed, used before, old, foreign."""
 
 from __future__ import annotations
 

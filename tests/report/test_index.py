@@ -1,8 +1,9 @@
-"""What the index of a run says: accuracy, groups, distinct texts, what was heard, runs that differ."""
+"""What the index of a run says: accuracy, groups, distinct texts, what was heard, comparison."""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,23 @@ def test_the_audit_of_a_step_is_read(tmp_path: Path) -> None:
     (folder / "audit").mkdir()
     (folder / "audit" / "step_000002.json").write_text(json.dumps({"format": 1, "step": 2, "decisions": 5}))
     assert run_at(folder)["audit"] == [{"format": 1, "step": 2, "decisions": 5}]
+
+
+def test_texts_do_not_stay_in_memory(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", steps=1, tasks=40, calls=1)
+    file = folder / "trajectories" / "train_000001.jsonl"
+    rows = [json.loads(line) for line in file.open()]
+    with file.open("w") as out:
+        for row in rows:
+            row["calls"][0] |= {
+                "reply": "ab " * 170_000,
+                "prompt": f"{row['traj_uid']} " * 10_000,
+                "anchor": "s" * 9999,
+            }
+            out.write(json.dumps(row) + "\n")
+    assert file.stat().st_size > 50_000_000
+    tracemalloc.start()
+    report = read_report([folder])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert report.runs[0]["calls"]["length"] > 80 and peak < 12_000_000

@@ -1,4 +1,4 @@
-"""The HTML file: one file that loads nothing, hostile texts as they are, size, what was left out."""
+"""The HTML file loads nothing, has hostile texts as they are, and says what was left out."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any
 from verl.report.folder import ReportError
 from verl.report.index import Report, read_report
 from verl.report.page import MEGABYTE, report_page
+from verl.report.plain import printable
 from verl.trainer.config.command import fail
 from verl.utils.disk import DiskError, writing
 
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error), 1)
     is_raised = any(_raised(run) for run in report.runs)
     lines = [json.dumps(_summary(report, out, page), indent=1)] if options.json else _lines(report, out, page)
-    sys.stdout.write("\n".join(lines) + "\n")
+    for line in lines:
+        sys.stdout.write(f"{line if options.json else printable(line)}\n")
     sys.exit(RAISED if options.check and is_raised else 0)
 
 

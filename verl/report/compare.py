@@ -8,7 +8,7 @@ from typing import Any
 from verl.report.columns import values
 
 # Keys that differ between any two runs and say nothing.
-_OWN = ("trainer.default_local_dir", "trainer.experiment_name")
+_TRIVIAL = ("trainer.default_local_dir", "trainer.experiment_name")
 _ABSENT = "(absent)"
 _SIDE = 0.5
 
@@ -18,7 +18,7 @@ def compared(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     validation that one run solves at least half of the time and another does not, with the numbers
     of their episodes in each run.
     """
-    names = sorted({name for run in runs for name in run["config"]} - set(_OWN))
+    names = sorted({name for run in runs for name in run["config"]} - set(_TRIVIAL))
     keys = [{"key": name, "values": [run["config"].get(name, _ABSENT) for run in runs]} for name in names]
     return {
         "keys": [key for key in keys if any(value != key["values"][0] for value in key["values"][1:])],

@@ -13,7 +13,7 @@ from verl.report.columns import Columns
 from verl.report.folder import MOST_DAMAGED, EpisodeFile
 from verl.report.lines import Line, read_lines
 from verl.report.plain import clean, number, text
-from verl.report.texts import Numbers, cut, is_heard
+from verl.report.texts import LATER_PROMPTS, Numbers, cut, is_heard
 
 EPISODE_COLUMNS = (
     "step", "split", "uid", "traj_uid", "task_id", "data_source", "index", "team_reward", "success",
@@ -33,6 +33,8 @@ FLAGS = {
     "committed": True, "greedy": False, "trained": True, "valid": True, "local_given": None,
     "summary": False, "explored": None, "masked": False, "repeated": False,
 }  # fmt: skip
+# Seconds, of which hundredths are enough: more digits are most of an index.
+TIMES = ("began", "ended", "waited")
 VALUES = ("versions", "request", "reward_terms", "token_rewards")
 FEATURES = ("reply", "reply_chars", "heard", "anchor")
 CALL_COLUMNS = (
@@ -126,7 +128,9 @@ class EpisodeIndex:
         self.offsets.append(line.offset)
         self.sizes.append(line.size)
         for at, (call, unheard) in enumerate(entries):
-            self._add_call(call, unheard, prompts[at + 1 :], text(episode.get("answer")))
+            self._add_call(
+                call, unheard, prompts[at + 1 : at + 1 + LATER_PROMPTS], text(episode.get("answer"))
+            )
 
     def _add_call(
         self,
@@ -138,6 +142,7 @@ class EpisodeIndex:
         reply = text(call.get("reply"))
         action = text(call.get("action"))
         row: dict[str, Any] = {name: number(call.get(name, default)) for name, default in NUMBERS.items()}
+        row |= {name: round(row[name], 2) for name in TIMES if row[name] is not None}
         row |= {name: number(call.get(name, default)) for name, default in FLAGS.items()}
         row |= {name: clean(call[name]) if name in call else None for name in VALUES}
         row["token_rewards"] = self._within_limit(row["token_rewards"])

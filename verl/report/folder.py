@@ -1,4 +1,4 @@
-"""The files of a run's folder: which there are, which belong to its last attempt, what is damaged."""
+"""The files of a run's folder: which are there, which are of its last attempt, what is damaged."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ MOST_DAMAGED = 200
 _EPISODES = re.compile(r"(train|val)_(\d+)(?:_(\d+))?\.jsonl")
 _STEP = re.compile(r"step_(\d+)\.json")
 _CHECKPOINT = re.compile(r"global_step_(\d+)")
+_ROUNDED = ("logp", "old_logp", "entropy", "log_prob_before", "log_prob_after")
 # File systems and clocks differ by this much, in seconds.
 _CLOCK = 2.0
 
@@ -181,12 +182,25 @@ class RunFolder:
             raise ValueError(f"a {type(content).__name__} instead of an object")
         return content
 
+    def _load_credit(self, path: Path) -> dict[str, Any]:
+        """Return the columns of a credit file as they are shown, and why groups were left out."""
+        content = self._load_json(path)
+        columns = content.get("columns")
+        causes = content.get("left_out")
+        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+            raise ValueError("it has no 'columns' that are lists")
+        return {
+            "columns": {name: _credit_column(name, column) for name, column in columns.items()},
+            "left_out": causes if isinstance(causes, dict) else {},
+        }
+
     def _steps_of(self, name: str) -> Iterator[tuple[int, Any]]:
         """Yield (step, content) of the files of a folder `name` that belong to the attempt."""
         files = [(int(match[1]), path) for match, path in _matches(self.path / name, _STEP)]
+        load = self._load_credit if name == "credit" else self._load_json
         for step, path in sorted(files):
             if not self._is_earlier(step, _modified(path)):
-                content = self._whole_file(path, self._load_json)
+                content = self._whole_file(path, load)
                 if content is not None:
                     yield step, content
 
@@ -194,14 +208,9 @@ class RunFolder:
         self.credit = {}
         self.left_out = {}
         for step, content in self._steps_of("credit"):
-            columns = content.get("columns")
-            if isinstance(columns, dict) and all(isinstance(column, list) for column in columns.values()):
-                self.credit[step] = columns
-            else:
-                self.damage(self.path / "credit" / f"step_{step:06d}.json", None, "it has no 'columns'")
-            causes = content.get("left_out")
-            for uid, cause in causes.items() if isinstance(causes, dict) else ():
-                self.left_out[step, str(uid)] = str(cause)
+            self.credit[step] = content["columns"]
+            for uid, cause in content["left_out"].items():
+                self.left_out[step, uid] = str(cause)
 
     def _read_trainer_state(self) -> None:
         folders = [(int(match[1]), path) for match, path in _matches(self.path / "checkpoints", _CHECKPOINT)]
@@ -287,6 +296,15 @@ def _matches(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[
         for path in folder.iterdir():
             if match := pattern.fullmatch(path.name):
                 yield match, path
+
+
+def _credit_column(name: str, column: list[Any]) -> list[Any]:
+    """Return a column as JSON that a browser reads, with fewer digits where no recomputation is
+    compared with it.
+    """
+    if name in _ROUNDED:
+        return [float(f"{value:.5g}") if isinstance(value, float) else value for value in map(number, column)]
+    return [value if isinstance(value, str) else clean(value) for value in column]
 
 
 def _load_yaml(path: Path) -> Any:

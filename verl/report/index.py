@@ -21,8 +21,6 @@ FORMAT = 1
 # More spans are left out, the oldest first.
 MOST_SPANS = 100_000
 _SPAN_COLUMNS = ("step", "lane", "call", "start", "end")
-# Columns of credit files whose digits are not compared with a recomputation.
-_ROUNDED = ("logp", "old_logp", "entropy", "log_prob_after")
 
 
 @dataclass
@@ -106,7 +104,7 @@ def run_of(folder: RunFolder, episodes: EpisodeIndex, name: str) -> dict[str, An
         "episodes": episodes.episodes.to_json(),
         "files": [folder.relative(file.path) for file in episodes.files],
         "calls": episodes.calls.to_json(),
-        "credit": {str(step): _credit(columns) for step, columns in folder.credit.items()},
+        "credit": {str(step): columns for step, columns in folder.credit.items()},
         "spans": spans.to_json(),
         "audit": [clean(content) for content in folder.audit],
         "damaged": damaged,
@@ -185,17 +183,6 @@ def _placed(folder: RunFolder) -> dict[str, dict[str, Any]]:
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | int | None]]:
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     return {name: [number(row.get(name)) for row in rows] for name in names}
-
-
-def _credit(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [
-            float(f"{value:.6g}") if isinstance(value := number(entry), float) else value for entry in column
-        ]
-        if name in _ROUNDED
-        else [entry if isinstance(entry, str) else clean(entry) for entry in column]
-        for name, column in columns.items()
-    }
 
 
 def _spans(folder: RunFolder) -> Columns:

@@ -14,6 +14,7 @@ from typing import Any
 from verl.report.choose import EpisodeGroup, tiers
 from verl.report.index import Report
 from verl.report.pack import Chunk, chunk_of, packed
+from verl.report.plain import printable
 
 MEGABYTE = 1_000_000
 # Bytes of the lines of a chunk's episodes, so that it is opened at once.
@@ -61,7 +62,8 @@ def html_page(title: str, data: dict[str, str], live: bool = False) -> str:
     style = _text_of("style.css")
     elements = [f'<script type="text/plain" id="{name}">{text}</script>' for name, text in data.items()]
     parts = {
-        "TITLE": html.escape(title),
+        # A folder's name may have bytes that are no text.
+        "TITLE": html.escape(printable(title)),
         "CSP": html.escape(_policy(scripts(), style, live), quote=True),
         "STYLE": style,
         "DATA": "\n".join(elements),

@@ -44,6 +44,14 @@ def text(value: Any) -> str:
     return "" if value is None else json.dumps(clean(value))
 
 
+def printable(value: str) -> str:
+    """Return a text in one line for a terminal: characters that are not printed, such as control
+    characters, marks of direction and lone surrogates, as their escapes.
+    """
+    line = " ".join(value.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+
+
 def is_secret(name: str) -> bool:
     """Return whether a key has the name of a secret."""
     return _SECRET.search(name) is not None

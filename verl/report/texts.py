@@ -7,6 +7,8 @@ from hashlib import blake2b
 
 # Longest text of the index; the whole text is with the other texts of the episode.
 MOST_CHARACTERS = 200
+# Prompts after a reply in which it is searched: searching all of a long episode would take minutes.
+LATER_PROMPTS = 16
 # Last characters of a reply that are searched in later prompts, which may have only a part of it.
 _TAIL = 60
 
