@@ -222,7 +222,7 @@ def _chat(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def _last(prefixes: Mapping[str, AnsweredPrefix]) -> AnsweredPrefix | None:
-    return next(reversed(prefixes.values()), None)
+    return next(reversed(list(prefixes.values())), None)
 
 
 def _put(entries: dict[Any, Any], key: object, value: object, most: int | None) -> None:

@@ -219,17 +219,20 @@ def agent_bindings(
     return {agent_id: bindings[agent_id] for agent_id in config.agent.agent_ids}
 
 
-def recorded_share(config: RunConfig) -> float:
+def recorded_share(count: int, groups: int, n: int) -> float:
     """Return the share of the groups that are recorded for readers: all, or enough that
     `trainer.log_trajectories` episodes of a step are among them.
+
+    Args:
+        count: `trainer.log_trajectories`.
+        groups: groups of a step.
+        n: episodes of a group.
     """
-    count = config.trainer.log_trajectories
     if count <= 0:
         return 1.0 if count else 0.0
-    groups = config.data.train_batch_size
-    drawn = math.ceil(count / config.env.rollout.n)
+    groups_drawn = math.ceil(count / n)
     # those that a step writes are the first ones in the order by which groups are drawn
-    return min(1.0, (drawn + 3 * math.sqrt(drawn)) / groups)
+    return min(1.0, (groups_drawn + 3 * math.sqrt(groups_drawn)) / groups)
 
 
 def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
@@ -258,7 +261,9 @@ def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
         tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],
         env_threads=config.rollout.env_threads,
         joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
-        recorded=recorded_share(config),
+        recorded=recorded_share(
+            config.trainer.log_trajectories, config.data.train_batch_size, config.env.rollout.n
+        ),
     )
 
 

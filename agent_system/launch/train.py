@@ -70,7 +70,9 @@ def run(config: RunConfig) -> RayPPOTrainer:
         if not config.trainer.val_only:
             from verl.trainer.run_state import run_state  # of training alone
 
-            state = started.enter_context(run_state(config, plan, run_dir, checked.notes))
+            state = started.enter_context(
+                run_state(plan, config.agent.agent_ids, config.trainer.device, run_dir, checked.notes)
+            )
         started.enter_context(kills_are_told())
         started.callback(close_shared)
         controller = build_controller(config)

@@ -183,10 +183,10 @@ class Endpoint:
         draw = Random(seed)
         waited_s = 0.0
         for attempt in range(attempts):
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 async with self._slots.one(priority):
-                    waited_s += time.monotonic() - asked
+                    waited_s += time.monotonic() - asked_at
                     text = await self._post(body)
                 return replace(_parse(text, attempt), waited_s=waited_s)
             except _RetryableError as error:

@@ -38,6 +38,8 @@ CLASSES = {
 PARTS = {"identity": SampleIdentity, "request": SampleRequest, "rewards": RewardTerms}
 # Fields that hold records themselves; the content of all others is data, whatever it looks like.
 RECORDS = ("samples", "unheard", "generation", "tools", "task", "rounds", "times")
+# Fields that earlier versions did not have: written where they are not empty.
+LATER = ("left_out_causes", "started", "states", "times", "explored", "program", "waited_s")
 # Long fields, stored together as tensors; JSON has their lengths.
 TENSORS = {
     "prompt_ids": torch.int64, "token_ids": torch.int64, "response_mask": torch.int64,
@@ -69,6 +71,8 @@ def load_episodes(folder: Path) -> list[EpisodeRecord]:
 def _encoded(record: Any, long: Mapping[str, list[Sequence[float]]]) -> dict[str, Any]:
     encoded_record: dict[str, Any] = {"class": type(record).__name__}
     for name, content in _contents(record):
+        if name in LATER and not content:
+            continue
         if name in TENSORS:
             long[name].append(content)
             encoded_record[name] = len(content)

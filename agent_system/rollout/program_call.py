@@ -75,15 +75,9 @@ class ProgramCalls:
         # a client that sets the same seed again still gets other replies in another call or episode
         call_seed = call_seed if client_seed is None else stable_seed(call_seed, "client", client_seed)
         observation = await episode.observe(runtime.role, turn)
+        asks = {"seen": observation, "prompt": prompt, "seed": call_seed, "own_sampling": sampling}
         calls = [
-            replace(
-                call,
-                seen=observation,
-                prompt=prompt,
-                seed=call_seed,
-                own_sampling=sampling,
-                program={**(program or {}), **({"choice": choice} if n > 1 else {})},
-            )
+            replace(call, **asks, program={**(program or {}), **({"choice": choice} if n > 1 else {})})
             for choice, call in enumerate(calls)
         ]
         episode.waiting_for = f"the reply of {calls[0].label}"

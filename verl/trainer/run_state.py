@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
 from verl.utils.disk import DiskError, writing
 from verl.utils.host_memory import limit_of_memory
@@ -190,12 +189,15 @@ class RunState:
         }
 
 
-def run_state(config: RunConfig, plan: RunPlan, run_dir: Path, notes: Sequence[str] = ()) -> RunState:
+def run_state(
+    plan: RunPlan, agent_ids: Sequence[str], device: str, run_dir: Path, notes: Sequence[str] = ()
+) -> RunState:
     """Return the state of a run that begins.
 
     Args:
-        config: its configuration.
         plan: its agents, policies and worker groups.
+        agent_ids: names of the agents in their order.
+        device: `trainer.device`.
         run_dir: its output folder.
         notes: lines about its numbers that were logged.
     """
@@ -213,7 +215,7 @@ def run_state(config: RunConfig, plan: RunPlan, run_dir: Path, notes: Sequence[s
     machine = {
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": limit_of_memory(),
-        "gpus": _gpus(config),
+        "gpus": _gpus(device),
     }
     return RunState(
         run_dir,
@@ -221,7 +223,7 @@ def run_state(config: RunConfig, plan: RunPlan, run_dir: Path, notes: Sequence[s
             "commit": commit(Path(__file__).parents[2]),
             "versions": _versions(),
             "machine": machine,
-            "agents": [by_name[agent_id] for agent_id in config.agent.agent_ids],
+            "agents": [by_name[agent_id] for agent_id in agent_ids],
             "exactness": list(notes),
         },
     )
@@ -233,10 +235,10 @@ def commit(root: Path) -> str | None:
     """
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=GIT_S, check=True
         )
-        return done.stdout.strip()
+        return result.stdout.strip()
 
     try:
         # a package may be installed below a checkout of something else
@@ -257,9 +259,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _gpus(config: RunConfig) -> int:
+def _gpus(device: str) -> int:
     """Return the number of GPUs that the driver sees; 0 for a run on CPUs, which loads no driver."""
-    if config.trainer.device == "cpu":
+    if device == "cpu":
         return 0
     import torch
 

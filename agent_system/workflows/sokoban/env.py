@@ -44,7 +44,8 @@ from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
 
 PROGRESS = ("boxes", "distance")
 LEGEND = {
-    PLAYER: "the player", PLAYER_ON_GOAL: "the player on a goal", BOX: "a box", BOX_ON_GOAL: "a box on a goal",
+    PLAYER: "the player", PLAYER_ON_GOAL: "the player on a goal",
+    BOX: "a box", BOX_ON_GOAL: "a box on a goal",
     GOAL: "a goal", WALL: "a wall", FLOOR: "a free cell",
 }  # fmt: skip
 

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# Episodes of a validation that trackers get, or some more: groups are whole.
+EPISODES_IN_TABLE = 16
+
+
 class RunReport:
     """Writes metrics to `tracking`, episodes to `trajectories/` and spans to `timeline.jsonl`.
 
@@ -144,6 +148,10 @@ class RunReport:
         from verl.trainer.ppo.step_records import StepRecords  # begins with the first step, not before
 
         return StepRecords(self.run_dir, self.algorithm, self.tracking)
+
+    def log_episodes(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
+        """Send some episodes of a validation to the trackers that show tables, see `StepRecords`."""
+        self.records.log_episodes(drawn_groups(episodes, EPISODES_IN_TABLE), step)
 
     def of_step(
         self,

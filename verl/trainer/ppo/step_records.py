@@ -14,7 +14,6 @@ from verl.trainer.config import AlgorithmConfig
 from verl.trainer.ppo.collect.protocol import FinishedEpisode
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.record import credit_path, write_credit
-from verl.trainer.ppo.report import drawn_groups
 from verl.utils.disk import DiskError, writing
 from verl.utils.tracking import Tracking
 
@@ -24,8 +23,6 @@ COLUMNS = (
     "task_id", "data_source", "episode", "team_reward", "success", "turns", "failure", "first prompt",
     "replies", "answer",
 )  # fmt: skip
-# Episodes of a table, or some more: groups are whole.
-EPISODES = 16
 LONGEST_TEXT = 4000
 
 
@@ -64,7 +61,7 @@ class StepRecords:
             self._warn_once("credit/ is incomplete", error)
 
     def log_episodes(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
-        """Send drawn episodes of a validation to the trackers that show tables.
+        """Send episodes of a validation to the trackers that show tables.
 
         Raises:
             DiskError: a tracker's file cannot be written.
@@ -72,7 +69,7 @@ class StepRecords:
         if not self.tracking.takes_tables:
             return
         try:
-            rows = [_row(episode.to_json()) for episode in drawn_groups(episodes, EPISODES)]
+            rows = [_row(episode.to_json()) for episode in episodes]
             self.tracking.log_table("val/episodes", COLUMNS, rows, step)
         except DiskError:
             raise

@@ -41,7 +41,9 @@ class StepTrainer:
         if config.trainer.log_tokens and plan.trains:
             from verl.trainer.ppo.credit.token_log import TokenLog  # of this key alone
 
-            self._tokens = TokenLog(config, team)
+            episodes = config.data.train_batch_size * config.env.rollout.n
+            epochs = config.actor_rollout_ref.actor.ppo_epochs
+            self._tokens = TokenLog(config.trainer.log_tokens, team, episodes, epochs)
 
     def draw(self, batch: DataProto) -> None:
         """Mark the rows of a whole step whose tokens are recorded (`trainer.log_tokens`)."""

@@ -79,7 +79,7 @@ class Validator:
             for i, chunk in enumerate(chunks):
                 suffix = f"_{i}" if len(chunks) > 1 else ""
                 self.report.write_episodes(chunk.episodes, f"val_{step:06d}{suffix}")
-            self.report.records.log_episodes([e for chunk in chunks for e in chunk.episodes], step)
+            self.report.log_episodes([e for chunk in chunks for e in chunk.episodes], step)
         result = validation_result(chunks, n)
         if log:
             self.report.log(result.metrics)

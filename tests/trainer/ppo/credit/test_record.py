@@ -85,6 +85,16 @@ def test_what_only_some_runs_have_is_a_column_where_it_exists() -> None:
     json.dumps(columns, allow_nan=False)
 
 
+def test_a_rejected_row_has_the_value_of_its_reply_and_m2po_comes_later() -> None:
+    values = torch.tensor([[1.0, 2.0, 3.0]]).expand(4, 3).clone()
+    replies = torch.tensor([[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
+    rejected = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 0], [0, 0, 1]])
+    data = batch(response_mask=rejected, reply_mask=replies, values=values, credit_mask=rejected)
+    assert credit_columns(data, AlgorithmConfig())["baseline"] == [2.0, 1.0, 2.0, 3.0]
+    data = batch(response_mask=torch.zeros(4, 3), credit_mask=rejected)
+    assert credit_columns(data, AlgorithmConfig())["tokens"] == [2, 3, 0, 1]
+
+
 def test_the_baseline_of_a_greedy_episode_or_of_a_moving_average_is_that_of_the_row() -> None:
     data = batch()
     data.non_tensor_batch["reward_baselines"] = np.array([0.1, 0.2, 0.3, 0.4])

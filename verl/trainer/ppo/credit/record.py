@@ -81,7 +81,8 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     """
     tensors = batch.batch
     present = set(tensors.keys())
-    mask = tensors["response_mask"].bool()
+    # those that advantages were computed for: M2PO masks some of them later
+    mask = tensors["credit_mask" if "credit_mask" in present else "response_mask"].bool()
     # tokens that were sampled, also those that were rejected since
     sampled = tensors["reply_mask"].bool() if "reply_mask" in present else mask
     columns: dict[str, list[Any]] = {name: batch.non_tensor_batch[name].tolist() for name in NAMES}
@@ -89,37 +90,37 @@ def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, li
     columns["tokens"] = mask.sum(dim=1).tolist()
     columns["advantage"] = _means(tensors["advantages"], mask)
     columns["abs"] = _means(tensors["advantages"].abs(), mask)
-    columns |= _baseline(batch, mask)
+    columns |= _baseline(batch, torch.where(mask.any(dim=1, keepdim=True), mask, sampled))
     if "token_level_scores" in present and algorithm.use_kl_in_reward:
         penalty = tensors["token_level_scores"] - tensors["token_level_rewards"]
-        columns["kl"] = json_numbers(penalty.double().sum(dim=1))
+        columns["kl"] = _numbers(penalty.double().sum(dim=1))
     if "row_weights" in present:
-        columns["weight"] = json_numbers(tensors["row_weights"])
+        columns["weight"] = _numbers(tensors["row_weights"])
     if "rollout_is_weights" in present:
         columns["is_weight"] = _means(tensors["rollout_is_weights"], mask)
     for name, column in (("logp", "rollout_log_probs"), ("old_logp", "old_log_probs")):
         if column in present:
-            columns[name] = json_numbers(torch.where(sampled, tensors[column], 0.0).double().sum(dim=1))
+            columns[name] = _numbers(torch.where(sampled, tensors[column], 0.0).double().sum(dim=1))
     if "entropys" in present:
         columns["entropy"] = _means(tensors["entropys"], mask)
     if "log_prob_after" in batch.non_tensor_batch:
-        from verl.trainer.ppo.credit.token_log import logged_tokens  # of trainer.log_tokens alone
-
-        columns |= logged_tokens(batch)
+        columns |= _logged_tokens(batch)
     return columns
 
 
-def _baseline(batch: DataProto, mask: torch.Tensor) -> dict[str, list[Any]]:
-    """Return the column `baseline` of an estimator that has one which other rows do not show."""
+def _baseline(batch: DataProto, reply: torch.Tensor) -> dict[str, list[Any]]:
+    """Return the column `baseline` of an estimator that has one which other rows do not show; the
+    value of a critic is that of the first token of `reply` `[bsz, R]`, as `gae` reads it.
+    """
     tensors = batch.batch
     if "reward_baselines" in batch.non_tensor_batch:
-        return {"baseline": json_numbers(batch.non_tensor_batch["reward_baselines"])}
+        return {"baseline": _numbers(batch.non_tensor_batch["reward_baselines"])}
     if "moving_average" in set(tensors.keys()):
-        return {"baseline": json_numbers(tensors["moving_average"])}
+        return {"baseline": _numbers(tensors["moving_average"])}
     if "values" not in set(tensors.keys()):
         return {}
-    first = mask.int().argmax(dim=1, keepdim=True)
-    return {"baseline": json_numbers(tensors["values"].gather(1, first).squeeze(1))}
+    first = reply.int().argmax(dim=1, keepdim=True)
+    return {"baseline": _numbers(tensors["values"].gather(1, first).squeeze(1))}
 
 
 def groups_left_out(samples: StepSamples, batch: DataProto) -> dict[str, str]:
@@ -167,10 +168,38 @@ def moving_averages(
 def _means(values: torch.Tensor, mask: torch.Tensor) -> list[float | None]:
     """Return the mean of each row over the tokens of a mask; 0 without any."""
     sums = torch.where(mask, values, 0.0).double().sum(dim=1)
-    return json_numbers(sums / mask.sum(dim=1).clamp(min=1))
+    return _numbers(sums / mask.sum(dim=1).clamp(min=1))
 
 
-def json_numbers(values: torch.Tensor | np.ndarray) -> list[float | None]:
+def _numbers(values: torch.Tensor | np.ndarray) -> list[float | None]:
     """Return numbers with `DIGITS` digits, and None for those that are not finite."""
     listed: Sequence[float] = values.tolist()
     return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in listed]
+
+
+def _logged_tokens(batch: DataProto) -> dict[str, list[Any]]:
+    """Return `log_prob_before`, `log_prob_after`, `token_advantages` and, with a critic,
+    `token_values` of the rows that were drawn: one list a row with a number for each token of its
+    response, null for those that are masked; null for the other rows.
+    """
+    tensors = batch.batch
+    present = set(tensors.keys())
+    afters = batch.non_tensor_batch["log_prob_after"]
+    mask = tensors["response_mask"].bool()
+    before = "old_log_probs" if "old_log_probs" in present else "rollout_log_probs"
+    sources = {"log_prob_before": before, "token_advantages": "advantages"}
+    if "values" in present:
+        sources["token_values"] = "values"
+    columns: dict[str, list[Any]] = {name: [None] * len(batch) for name in ("log_prob_after", *sources)}
+    for row in np.flatnonzero([after is not None for after in afters]):
+        length = len(afters[row])
+        keeps = mask[row, :length].tolist()
+        columns["log_prob_after"][row] = _kept(afters[row], keeps)
+        for name, column in sources.items():
+            columns[name][row] = _kept(tensors[column][row, :length].tolist(), keeps)
+    return columns
+
+
+def _kept(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
+    numbers = _numbers(np.asarray(values, dtype=np.float64))
+    return [number if keep else None for number, keep in zip(numbers, keeps, strict=True)]

@@ -88,6 +88,7 @@ class CreditAssigner:
             self._token_rewards(batch, replies, metrics)
             batch = self._advantages(batch, version)
             if correction.corrects_batch and correction.m2po_tau is not None:
+                batch.batch["credit_mask"] = batch.batch["response_mask"]
                 metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 

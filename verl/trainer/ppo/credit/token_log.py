@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config import RunConfig
-from verl.trainer.ppo.credit.record import NAMES, json_numbers
+from verl.trainer.ppo.credit.record import NAMES
 from verl.trainer.ppo.team import TeamWorkers
 from verl.utils.names import draw_place
 
@@ -22,21 +19,22 @@ class TokenLog:
     costs.
 
     Args:
-        config: configuration of the run.
+        count: `trainer.log_tokens`.
         team: computes log-probs.
+        episodes: of a step, each with one row at least.
+        epochs: `actor_rollout_ref.actor.ppo_epochs`.
     """
 
-    def __init__(self, config: RunConfig, team: TeamWorkers) -> None:
-        self.count = config.trainer.log_tokens
+    def __init__(self, count: int, team: TeamWorkers, episodes: int, epochs: int) -> None:
+        self.count = count
         self.team = team
-        episodes = config.data.train_batch_size * config.env.rollout.n
         # a forward pass is about a third of forward and backward
-        share = min(self.count / episodes, 1.0) / 3 / config.actor_rollout_ref.actor.ppo_epochs
+        share = min(count / episodes, 1.0) / 3 / epochs
         logger.info(
             "trainer.log_tokens=%d: one more forward pass of %d rows after each update; a step has at "
             "least %d rows, so it takes up to %.1f %% of the time of an update",
-            self.count,
-            self.count,
+            count,
+            count,
             episodes,
             100 * share,
         )
@@ -70,37 +68,9 @@ def draw_rows(batch: DataProto, count: int) -> np.ndarray:
         count: `trainer.log_tokens`.
     """
     columns = batch.non_tensor_batch
-    kept = np.flatnonzero(batch.batch["response_mask"].bool().any(dim=1).cpu().numpy())
-    names = ["/".join(str(columns[name][row]) for name in NAMES) for row in kept]
-    drawn = sorted(range(len(kept)), key=lambda index: draw_place(names[index]))[:count]
-    chosen = np.zeros(len(batch), dtype=bool)
-    chosen[kept[drawn]] = True
-    return chosen
-
-
-def logged_tokens(batch: DataProto) -> dict[str, list[Any]]:
-    """Return `log_prob_before`, `log_prob_after`, `token_advantages` and, with a critic,
-    `token_values` of the rows that were drawn: one list a row with a number for each token of its
-    response, null for those that are masked; null for the other rows.
-    """
-    tensors = batch.batch
-    present = set(tensors.keys())
-    afters = batch.non_tensor_batch["log_prob_after"]
-    mask = tensors["response_mask"].bool()
-    before = "old_log_probs" if "old_log_probs" in present else "rollout_log_probs"
-    sources = {"log_prob_before": before, "token_advantages": "advantages"}
-    if "values" in present:
-        sources["token_values"] = "values"
-    columns: dict[str, list[Any]] = {name: [None] * len(batch) for name in ("log_prob_after", *sources)}
-    for row in np.flatnonzero([after is not None for after in afters]):
-        length = len(afters[row])
-        keeps = mask[row, :length].tolist()
-        columns["log_prob_after"][row] = _kept(afters[row], keeps)
-        for name, column in sources.items():
-            columns[name][row] = _kept(tensors[column][row, :length].tolist(), keeps)
-    return columns
-
-
-def _kept(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
-    numbers = json_numbers(np.asarray(values, dtype=np.float64))
-    return [number if keep else None for number, keep in zip(numbers, keeps, strict=True)]
+    trainable = np.flatnonzero(batch.batch["response_mask"].bool().any(dim=1).cpu().numpy())
+    names = ["/".join(str(columns[name][row]) for name in NAMES) for row in trainable]
+    places = sorted(range(len(trainable)), key=lambda index: draw_place(names[index]))[:count]
+    is_logged = np.zeros(len(batch), dtype=bool)
+    is_logged[trainable[places]] = True
+    return is_logged
