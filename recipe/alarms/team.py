@@ -30,9 +30,9 @@ def last_word(text: str) -> Projection:
 
 
 def paid_for_length(episode: Any, call: Any) -> Mapping[str, float]:
-    """A faulty reward: a tenth for every filler."""
+    """A faulty reward: a half for every filler."""
     del episode
-    return {"length": 0.1 * call.text.count(FILLER.strip())}
+    return {"length": 0.5 * call.text.count(FILLER.strip())}
 
 
 def paid_for_yes(episode: Any, call: Any) -> Mapping[str, float]:

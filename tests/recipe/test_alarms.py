@@ -54,7 +54,7 @@ def test_the_faulty_rewards_pay_for_what_they_say() -> None:
     def call(**fields: Any) -> Any:
         return SimpleNamespace(**fields)
 
-    assert paid_for_length(None, call(text="well well meow.")) == {"length": 0.2}
+    assert paid_for_length(None, call(text="well well meow.")) == {"length": 1.0}
     assert [paid_for_yes(None, call(action=word))["approval"] for word in ("yes", "no")] == [1.0, 0.0]
 
 
@@ -63,7 +63,8 @@ def test_half_of_the_best_is_found() -> None:
     assert half_step([0.2, 0.8]) is None
 
 
-def test_the_first_alarm_of_the_committed_runs_comes_before_success_has_halved() -> None:
+def test_the_first_alarm_of_the_committed_runs_comes_when_the_readme_says() -> None:
+    """Six steps before success has halved with the learning rate, at that step with the reward for length."""
     rows = json.loads((ROOT / "recipe" / "alarms" / "results.json").read_text())
     readme = (ROOT / "recipe" / "alarms" / "README.md").read_text(encoding="utf-8")
     assert {row["fault"] for row in rows} == set(FAULTS)
@@ -71,7 +72,7 @@ def test_the_first_alarm_of_the_committed_runs_comes_before_success_has_halved()
         if row["fault"] == "none":
             assert row["first"] is None
         else:
-            assert row["first_step"] < (row["half_step"] or 61)
+            assert row["first_step"] <= (row["half_step"] or 60)
         alarms = ", ".join(f"{number} at {step}" for number, step in row["alarms"].items()) or "none"
         half = row["half_step"] or "never"
         shares = f"{row['before']:.0%} → {row['best']:.0%} → {row['final']:.0%}"

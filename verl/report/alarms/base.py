@@ -113,13 +113,13 @@ class AlarmState:
         rule: its rule.
         raised: step at which the first of its subjects raised it; None if none ever did.
         cleared: step at which the last one was cleared; None while it is raised.
-        said: the console has announced it.
+        is_announced: the console has said so.
     """
 
     rule: Rule
     raised: int | None = None
     cleared: int | None = None
-    said: bool = False
+    is_announced: bool = False
     _subjects: dict[str, SubjectState] = field(default_factory=dict)
     _last: tuple[Reading, ...] = ()
 
@@ -210,12 +210,12 @@ class AlarmBoard:
         """
         lines = []
         for alarm in self.alarms:
-            if alarm.said and not alarm.active:
-                alarm.said = False
+            if alarm.is_announced and not alarm.active:
+                alarm.is_announced = False
                 lines.append(f"alarm cleared: {alarm.rule.name} (raised at step {alarm.raised})")
         for alarm in worst_first(self.alarms):
-            if not alarm.said:
-                alarm.said = True
+            if not alarm.is_announced:
+                alarm.is_announced = True
                 lines.append(f"alarm: {describe(alarm.to_dict())}")
         return lines
 

@@ -316,9 +316,9 @@ def entropy_moves(history: History) -> Iterator[Reading]:
         start = history.start(key)
         if now is None or start is None or start <= 0:
             continue
-        gone = min(ENTROPY_GONE * start / max(now, 1e-9), history.room() / ENTROPY_ROOM)
+        ratio = min(ENTROPY_GONE * start / max(now, 1e-9), history.room() / ENTROPY_ROOM)
         yield Reading(
-            gone if gain <= NO_GAIN else 0.0,
+            ratio if gain <= NO_GAIN else 0.0,
             f"The entropy of policy {policy} is {now:.3g} nats, {now / start:.0%} of its start, "
             "while success stays at "
             f"{1 - history.room():.0%}: its replies no longer differ, and nothing new is tried.",
