@@ -151,7 +151,7 @@ class SearchPolicy(Protocol):
     """Chooses the files that are edited."""
 
     def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
-        """Return a file that has played all tasks."""
+        """Return a file that has been played."""
         ...
 
 
@@ -203,4 +203,18 @@ class EvolutionPolicy:
         return math.floor(math.log2(max(tokens, 1.0))), math.floor(math.log2(max(critical, 1.0)))
 
 
-POLICIES: Mapping[str, Callable[[], SearchPolicy]] = {"tree": TreePolicy, "evolution": EvolutionPolicy}
+class RandomPolicy:
+    """Draws all files of earlier generations alike, whatever they scored: the search that others
+    have to beat.
+    """
+
+    def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
+        """See `SearchPolicy`."""
+        return rng.choice([c for c in archive.candidates if c.state != "playing"])
+
+
+POLICIES: Mapping[str, Callable[[], SearchPolicy]] = {
+    "evolution": EvolutionPolicy,
+    "tree": TreePolicy,
+    "random": RandomPolicy,
+}

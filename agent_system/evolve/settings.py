@@ -23,8 +23,9 @@ class EvolveSettings:
     policy: str = key(
         "evolution",
         "which files are edited: evolution (tournaments among the best files of each size) | tree "
-        "(draws among all files, better ones more often)",
-        choices=("evolution", "tree"),
+        "(draws among all files, better ones more often) | random (all files alike, those that were ruled "
+        "out as well: what a search finds that learns nothing from scores)",
+        choices=("evolution", "tree", "random"),
     )
     children: int = key(4, "new files of a generation", ge=1, le=64)
     generations: int = key(10, "number of generations, fewer if budget_tokens is spent before", ge=3)

@@ -1,0 +1,177 @@
+"""Searches for a team, beside hand-written teams and a random search of equal budget.
+
+    python recipe/evolve/measure.py --worlds lookup math --seeds 0 1 2
+
+searches with the policies `evolution`, `tree` and `random` of `evolve.policy`, plays the file that each has
+chosen and the hand-written teams of `teams.py` on the held-out tasks, and writes `results.json` (rows
+`{"world", "weights", "seed", "team", "acc", "low", "high", "reply_tokens", "prompt_tokens",
+"critical_tokens", "search_tokens", "file"}`) and the files of the teams into this folder. Rows that are
+there are not measured again unless `--again` is given. Tokens are means over episodes; `search_tokens` are those
+that the engine generated for the search, without the held-out tasks. DEMOS is the number of demonstrations of
+the warm start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from agent_system.workflows.graph.team import Team
+from recipe.evolve.teams import TEAMS, start_files
+from recipe.runs import ROOT, Row, finished, make_parser, overrides_of, read_metrics, run_module
+from verl.utils.accuracy import estimate_avg
+
+HERE = Path(__file__).parent
+COLUMNS = ("world", "weights", "seed", "team")
+WARM = "warm"
+SEARCHES = ("evolution", "tree", "random")
+PREPARE = {
+    "lookup": ("recipe.evolve.prepare", "--world", "evolve"),
+    "math": ("examples.embedded.prepare", "--world", "math"),
+}
+
+
+def embedded(world: str, seed: int) -> Path:
+    """Return the folder with tasks and warm-started model, created if it is missing."""
+    demos = ["--demos", os.environ["DEMOS"]] if os.environ.get("DEMOS") else []
+    return Path(
+        run_module(
+            *PREPARE[world], "--out", "outputs/embedded", "--seed", str(seed), "--threads", "1", *demos
+        )[-1]
+    )
+
+
+def inputs(world: str, weights: str, seed: int) -> dict[str, Any]:
+    """Return the keys of tasks and model."""
+    folder = embedded(world, seed)
+    return {
+        "actor_rollout_ref.model.path": str(folder / "model" if weights == WARM else Path(weights)),
+        "data.train_files": str(folder / "train.parquet"),
+        "data.val_files": str(folder / "test.parquet"),
+        "data.seed": seed,
+    }
+
+
+def run_folder(world: str, weights: str, seed: int, team: str) -> Path:
+    """Return the folder of a search or of a play."""
+    return ROOT / "outputs" / "verl-mas" / f"evolve_{world}_{Path(weights).name}_seed{seed}_{team}"
+
+
+def search(config: Mapping[str, Any], world: str, weights: str, seed: int, policy: str) -> tuple[Path, int]:
+    """Search, or go on with a search; return the chosen file and the tokens that it has cost."""
+    folder = run_folder(world, weights, seed, policy)
+    start, parts = start_files(world, ROOT / "outputs" / "evolve_files")
+    settings = (
+        config["common"] | config["worlds"][world] | config["search"][world] | inputs(world, weights, seed)
+    )
+    run_module(
+        "agent_system.evolve",
+        f"evolve.start=[{start}]",
+        f"evolve.parts=[{parts}]",
+        f"evolve.policy={policy}",
+        f"trainer.default_local_dir={folder}",
+        *overrides_of(settings),
+    )
+    lines = [json.loads(line) for line in (folder / "evolve" / "ledger.jsonl").read_text().splitlines()]
+    tokens = sum(line["engine_tokens"] for line in lines if line["event"] in ("play", "confirm"))
+    return folder / "evolve" / "best.yaml", tokens
+
+
+def play(config: Mapping[str, Any], world: str, weights: str, seed: int, team: str, file: Path) -> Row:
+    """Play a file on the held-out tasks; return the columns of its row."""
+    folder = run_folder(world, weights, seed, f"{team}_played")
+    shutil.rmtree(folder, ignore_errors=True)
+    agents = ",".join(Team.load(file).agents)
+    settings = (
+        config["common"] | config["worlds"][world] | config["play"][world] | inputs(world, weights, seed)
+    )
+    run_module(
+        "verl.trainer.main_ppo",
+        "agent.orchestra_type=graph",
+        f"agent.orchestra.graph.file={file}",
+        f"agent.agent_ids=[{agents}]",
+        f"trainer.default_local_dir={folder}",
+        "trainer.val_only=true",
+        *overrides_of(settings),
+    )
+    episodes = [
+        json.loads(line)
+        for path in sorted((folder / "trajectories").glob("val_*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    scores = [0.0 if e["failure"] else e["team_reward"] for e in episodes]
+    of_tasks = estimate_avg(scores, [e["task_id"] for e in episodes])
+    means = {
+        kind: sum(call[f"{kind}_tokens"] for e in episodes for call in e["calls"]) / len(episodes)
+        for kind in ("response", "prompt")
+    }
+    return {
+        "acc": round(of_tasks.value, 4),
+        "low": round(of_tasks.low, 4),
+        "high": round(of_tasks.high, 4),
+        "reply_tokens": round(means["response"], 2),
+        "prompt_tokens": round(means["prompt"], 2),
+        "critical_tokens": round(
+            read_metrics(folder / "metrics.jsonl")[-1]["val/episode/critical_tokens"], 2
+        ),
+    }
+
+
+def measure(out: Path, world: str, weights: str, seed: int, team: str) -> Row:
+    """Search, if the team is the name of a policy, and play the team; return its row."""
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    teams = out / "teams"
+    teams.mkdir(exist_ok=True)
+    tokens = None
+    if team in SEARCHES:
+        chosen, tokens = search(config, world, weights, seed, team)
+        file = teams / f"{world}_{Path(weights).name}_seed{seed}_{team}.yaml"
+        shutil.copy(chosen, file)
+    else:
+        file = teams / f"{world}_{team}.yaml"
+        TEAMS[world]()[team].save(file)
+    row = dict(zip(COLUMNS, (world, weights, seed, team), strict=True))
+    row |= play(config, world, weights, seed, team, file)
+    return row | {"search_tokens": tokens, "file": f"teams/{file.name}"}
+
+
+def main() -> None:
+    """Measure the rows of the command line that are missing, one after the other."""
+    parser = make_parser(__doc__, HERE)
+    parser.add_argument("--worlds", nargs="+", choices=tuple(PREPARE), default=list(PREPARE))
+    parser.add_argument("--weights", default=WARM, help="warm, or the folder of a model")
+    parser.add_argument("--teams", nargs="+", help="policies of a search and names of teams.py")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there again")
+    args = parser.parse_args()
+    results = args.out / "results.json"
+    rows = {key_of(row): row for row in (json.loads(results.read_text()) if results.exists() else [])}
+    calls = [
+        partial(measure, args.out, world, args.weights, seed, team)
+        for world, seed in product(args.worlds, args.seeds)
+        for team in args.teams or (*SEARCHES, *TEAMS[world]())
+        if args.again or (world, args.weights, seed, team) not in rows
+    ]
+    for row in finished(calls, args.jobs):
+        rows[key_of(row)] = row
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+        results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, int, str]:
+    """Return what identifies a row."""
+    return row["world"], row["weights"], row["seed"], row["team"]
+
+
+if __name__ == "__main__":
+    main()
