@@ -52,6 +52,12 @@ class EvolveSettings:
         "drawn at random",
         check=texts,
     )
+    train_steps: int = key(
+        0,
+        "training steps between generations: one run trains the best files together, an adapter for "
+        "every role, and they play again with what it has learned; 0: no weights change",
+        ge=0,
+    )
     score: str = key("team_reward", "number of an episode that counts, from 0 to 1", check=texts)
     max_calls: int = key(32, "largest number of calls in a turn that an edit may lead to", ge=1, le=1000)
 
