@@ -40,8 +40,9 @@ class ReplayEndpoint(Endpoint):
         priority: int = 0,
     ) -> Answer:
         """Return one reply. Arguments and errors are those of `Endpoint.ask`."""
-        server = self.config
-        what = [server.base_url, server.model, server.extra_body, list(messages), repr(sampling), seed]
+        # not the address, at which a search that goes on may find the server elsewhere
+        server = [self.agent_id, self.config.model, self.config.extra_body]
+        what = [server, list(messages), repr(sampling), seed]
         key = hashlib.blake2b(json.dumps(what, default=repr).encode(), digest_size=16).hexdigest()
 
         async def request() -> list[Generation]:
