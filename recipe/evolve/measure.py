@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -145,6 +145,49 @@ def measure(out: Path, world: str, weights: str, seed: int, team: str) -> Row:
     return row | {"search_tokens": tokens, "file": f"teams/{file.name}"}
 
 
+def at_equal_tokens(rows: Sequence[Row], kind: str, evolved: Row) -> Row:
+    """Return the team of a kind (`vote`, `checked`) that has the fewest reply tokens of those with at
+    least as many as an evolved one; the largest, if none has.
+    """
+    of_kind = [row for row in rows if row["team"].startswith(f"{kind}_") and same_run(row, evolved)]
+    ranked = sorted(of_kind, key=lambda row: row["reply_tokens"])
+    return next((row for row in ranked if row["reply_tokens"] >= evolved["reply_tokens"]), ranked[-1])
+
+
+def best_hand_written(rows: Sequence[Row], evolved: Row) -> Row:
+    """Return the hand-written team with the highest accuracy on the held-out tasks: it is chosen on them,
+    which favours it.
+    """
+    written = [row for row in rows if row["search_tokens"] is None and same_run(row, evolved)]
+    return max(written, key=lambda row: row["acc"])
+
+
+def same_run(row: Row, other: Row) -> bool:
+    """Return whether rows are of the same world, weights and seed."""
+    return all(row[name] == other[name] for name in ("world", "weights", "seed"))
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of the table of the README: a search each, beside what it is compared with."""
+    lines = []
+    for row in rows:
+        if row["team"] not in SEARCHES:
+            continue
+        others = [
+            next(r for r in rows if r["team"] == "alone" and same_run(r, row)),
+            at_equal_tokens(rows, "vote", row),
+            at_equal_tokens(rows, "checked", row),
+            best_hand_written(rows, row),
+        ]
+        cells = [
+            f"{100 * row['acc']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}] / {row['reply_tokens']:.1f}"
+        ]
+        cells += [f"{r['team']}: {100 * r['acc']:.1f} / {r['reply_tokens']:.1f}" for r in others]
+        start = f"| {row['world']} | {row['weights']} | {row['seed']} | `{row['team']}` | {row['search_tokens']:,} | "
+        lines.append(f"{start}{' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     """Measure the rows of the command line that are missing, one after the other."""
     parser = make_parser(__doc__, HERE)
@@ -166,6 +209,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
         results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+    sys.stdout.write("\n".join(table([rows[key] for key in sorted(rows)])) + "\n")
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, str, int, str]:

@@ -99,7 +99,7 @@ def test_a_resumed_search_asks_a_server_for_nothing_that_it_has(
             time.sleep(0.002)
         process.kill()
         process.communicate()
-    status, out, error = ended(tmp_path / "killed", forked_python, *keys)
+    status, _, error = ended(tmp_path / "killed", forked_python, *keys)
     assert status == 0, error
     for name in FILES:
         files = [(tmp_path / run / "evolve" / name).read_bytes() for run in ("whole", "killed")]
@@ -127,7 +127,7 @@ def test_a_model_of_the_run_writes_edits_whose_form_is_enforced(
         "data.max_prompt_length=6000",
         "data.max_response_length=96",
     ]
-    status, out, error = ended(tmp_path, forked_python, *keys)
+    status, _, error = ended(tmp_path, forked_python, *keys)
     assert status == 0, error
     lines = [json.loads(x) for x in (tmp_path / "evolve/ledger.jsonl").read_text().splitlines()]
     replies = [reply for line in lines if line["event"] == "proposal" for reply in line["replies"]]
