@@ -67,7 +67,9 @@ def run_folder(world: str, weights: str, seed: int, team: str) -> Path:
     return ROOT / "outputs" / "verl-mas" / f"evolve_{world}_{Path(weights).name}_seed{seed}_{team}"
 
 
-def search(config: Mapping[str, Any], world: str, weights: str, seed: int, policy: str) -> tuple[Path, int]:
+def search(
+    config: Mapping[str, Any], world: str, weights: str, seed: int, policy: str, more: Sequence[str]
+) -> tuple[Path, int]:
     """Search, or go on with a search; return the chosen file and the tokens that it has cost."""
     folder = run_folder(world, weights, seed, policy)
     start, parts = start_files(world, ROOT / "outputs" / "evolve_files")
@@ -81,13 +83,16 @@ def search(config: Mapping[str, Any], world: str, weights: str, seed: int, polic
         f"evolve.policy={policy}",
         f"trainer.default_local_dir={folder}",
         *overrides_of(settings),
+        *more,
     )
     lines = [json.loads(line) for line in (folder / "evolve" / "ledger.jsonl").read_text().splitlines()]
     tokens = sum(line["engine_tokens"] for line in lines if line["event"] in ("play", "confirm"))
     return folder / "evolve" / "best.yaml", tokens
 
 
-def play(config: Mapping[str, Any], world: str, weights: str, seed: int, team: str, file: Path) -> Row:
+def play(
+    config: Mapping[str, Any], world: str, weights: str, seed: int, team: str, file: Path, more: Sequence[str]
+) -> Row:
     """Play a file on the held-out tasks; return the columns of its row."""
     folder = run_folder(world, weights, seed, f"{team}_played")
     shutil.rmtree(folder, ignore_errors=True)
@@ -103,6 +108,7 @@ def play(config: Mapping[str, Any], world: str, weights: str, seed: int, team: s
         f"trainer.default_local_dir={folder}",
         "trainer.val_only=true",
         *overrides_of(settings),
+        *(key for key in more if not key.startswith("evolve.")),
     )
     episodes = [
         json.loads(line)
@@ -127,21 +133,21 @@ def play(config: Mapping[str, Any], world: str, weights: str, seed: int, team: s
     }
 
 
-def measure(out: Path, world: str, weights: str, seed: int, team: str) -> Row:
+def measure(out: Path, more: Sequence[str], world: str, weights: str, seed: int, team: str) -> Row:
     """Search, if the team is the name of a policy, and play the team; return its row."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     teams = out / "teams"
     teams.mkdir(exist_ok=True)
     tokens = None
     if team in SEARCHES:
-        chosen, tokens = search(config, world, weights, seed, team)
+        chosen, tokens = search(config, world, weights, seed, team, more)
         file = teams / f"{world}_{Path(weights).name}_seed{seed}_{team}.yaml"
         shutil.copy(chosen, file)
     else:
         file = teams / f"{world}_{team}.yaml"
         TEAMS[world]()[team].save(file)
     row = dict(zip(COLUMNS, (world, weights, seed, team), strict=True))
-    row |= play(config, world, weights, seed, team, file)
+    row |= play(config, world, weights, seed, team, file, more)
     return row | {"search_tokens": tokens, "file": f"teams/{file.name}"}
 
 
@@ -171,7 +177,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table of the README: a search each, beside what it is compared with."""
     lines = []
     for row in rows:
-        if row["team"] not in SEARCHES:
+        measured = {r["team"].partition("_")[0] for r in rows if same_run(r, row)}
+        if row["team"] not in SEARCHES or not measured >= {"alone", "vote", "checked"}:
             continue
         others = [
             next(r for r in rows if r["team"] == "alone" and same_run(r, row)),
@@ -199,7 +206,7 @@ def main() -> None:
     results = args.out / "results.json"
     rows = {key_of(row): row for row in (json.loads(results.read_text()) if results.exists() else [])}
     calls = [
-        partial(measure, args.out, world, args.weights, seed, team)
+        partial(measure, args.out, args.overrides, world, args.weights, seed, team)
         for world, seed in product(args.worlds, args.seeds)
         for team in args.teams or (*SEARCHES, *TEAMS[world]())
         if args.again or (world, args.weights, seed, team) not in rows
