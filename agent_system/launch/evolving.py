@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -347,6 +347,17 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
 
     Raises one of `USER_ERRORS`.
     """
+    search = open_search(settings, arguments)
+    with writing(search.folder):
+        (search.folder / "teams").mkdir(parents=True, exist_ok=True)
+        return search.run()
+
+
+def open_search(settings: EvolveSettings, arguments: Sequence[str]) -> EngineSearch:
+    """Return the search of a command line, before anything is loaded or written.
+
+    Raises one of `USER_ERRORS`.
+    """
     config = run_config(arguments)
     graph = dict(config.agent.orchestra.get("graph") or {})
     tools = list(graph.get("tools") or {})
@@ -375,9 +386,7 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
         options = {name: value for name, value in graph.items() if name not in ("file", "files")}
         training = GenerationTraining(arguments, settings.train_steps, folder, options)
         training.check(start)
-    with writing(folder):
-        (folder / "teams").mkdir(parents=True, exist_ok=True)
-        return EngineSearch(settings, config, plan, start, parts, folder, training).run()
+    return EngineSearch(settings, config, plan, start, parts, folder, training)
 
 
 @dataclass(frozen=True)
@@ -402,20 +411,14 @@ class EngineSearch:
 
     def run(self) -> Path:
         """Search, and return the path of the report. Raises one of `USER_ERRORS`."""
-        settings, config, plan, folder = self.settings, self.config, self.plan, self.folder
-        tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
+        settings, folder = self.settings, self.folder
         memory = ReplayMemory(folder / "replies.jsonl")
-        file_agents = {name for team in (*self.start, *self.parts) for name in team.agents}
-        clients: Mapping[str, Any] = dict.fromkeys(tokenizers)
-        unserved = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", file_agents)
-        measures = [m for team in self.start for m in prompt_measures(unserved.collector(team))]
-        train, val = self._tasks(next(iter(tokenizers.values()), None), measures)
+        unserved = self.unserved(memory)
+        train, val = self.tasks(unserved)
         ledger = SearchLedger(folder, self._header(train, val), memory)
         try:
             with ExitStack() as started:
-                start_sandbox(config)
-                started.callback(close_shared)
-                check_endpoints(config.reward, plan)
+                teams = started.enter_context(self.served(unserved))
                 display = started.enter_context(SearchDisplay(settings, Console()))
                 if ledger.resumed:
                     display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
@@ -424,14 +427,13 @@ class EngineSearch:
                         f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: "
                         "the finalists play some of them a second time, with other seeds"
                     )
-                engines = SearchEngines(config, plan)
-                started.callback(engines.free)
-                workers = started.enter_context(env_workers(config))
-                teams = replace(unserved, engines=engines, workers=workers)
-                player = TeamPlayer(teams.collector, train, val, memory, settings.score, config.data.seed)
+                player = TeamPlayer(
+                    teams.collector, train, val, memory, settings.score, self.config.data.seed
+                )
                 if self.training is not None:
-                    self.training.free = engines.free
-                    self.training.serve = partial(_serve, engines, player)
+                    assert teams.engines is not None, "they are served"
+                    self.training.free = teams.engines.free
+                    self.training.serve = partial(_serve, teams.engines, player)
                 inputs = self._inputs(teams, player, train, val, display)
                 votes = any(b.val_sampling.temperature > 0 for b in unserved.bindings().values())
                 search = TeamSearch(replace(inputs, votes=votes), ledger)
@@ -441,6 +443,26 @@ class EngineSearch:
                 return path
         finally:
             ledger.close()
+
+    def unserved(self, memory: ReplayMemory) -> EngineTeams:
+        """Return teams without engines, for what needs none."""
+        tokenizers = {group.wg_id: load_group_tokenizer(group) for group in self.plan.groups}
+        file_agents = {name for team in (*self.start, *self.parts) for name in team.agents}
+        clients: Mapping[str, Any] = dict.fromkeys(tokenizers)
+        folder = self.folder / "teams"
+        return EngineTeams(self.config, self.plan, tokenizers, clients, memory, folder, file_agents)
+
+    @contextmanager
+    def served(self, unserved: EngineTeams) -> Iterator[EngineTeams]:
+        """Return teams with engines, which start when the first one plays and end at exit."""
+        with ExitStack() as started:
+            start_sandbox(self.config)
+            started.callback(close_shared)
+            check_endpoints(self.config.reward, self.plan)
+            engines = SearchEngines(self.config, self.plan)
+            started.callback(engines.free)
+            workers = started.enter_context(env_workers(self.config))
+            yield replace(unserved, engines=engines, workers=workers)
 
     def _inputs(
         self,
@@ -467,9 +489,11 @@ class EngineSearch:
             trainer=self.training,
         )
 
-    def _tasks(self, tokenizer: Any, measures: Sequence[Any]) -> tuple[list[Task], list[Task]]:
+    def tasks(self, teams: EngineTeams) -> tuple[list[Task], list[Task]]:
         """Return the tasks of the search, and those that are held out. Raise DatasetError."""
         config = self.config
+        measures = [m for team in self.start for m in prompt_measures(teams.collector(team))]
+        tokenizer = next(iter(teams.tokenizers.values()), None)
         config.trainer.val_only = False
         train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, measures)
         if train is None or not len(train):

@@ -13,12 +13,12 @@ the warm start.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from agent_system.evolve.replay import ReplayMemory
+from agent_system.launch.evolving import load_settings, open_search
+from agent_system.record import EpisodeRecord
+from agent_system.rollout.metrics import critical_tokens
 from agent_system.workflows.graph.team import Team
 from recipe.evolve.teams import TEAMS, start_files
-from recipe.runs import ROOT, Row, finished, make_parser, overrides_of, read_metrics, run_module
+from recipe.runs import ROOT, Row, make_parser, overrides_of, run_module
 from verl.utils.accuracy import estimate_avg
 
 HERE = Path(__file__).parent
@@ -91,64 +95,75 @@ def search(
 
 
 def play(
-    config: Mapping[str, Any], world: str, weights: str, seed: int, team: str, file: Path, more: Sequence[str]
-) -> Row:
-    """Play a file on the held-out tasks; return the columns of its row."""
-    folder = run_folder(world, weights, seed, f"{team}_played")
-    shutil.rmtree(folder, ignore_errors=True)
-    agents = ",".join(Team.load(file).agents)
-    settings = (
-        config["common"] | config["worlds"][world] | config["play"][world] | inputs(world, weights, seed)
-    )
-    run_module(
-        "verl.trainer.main_ppo",
-        "agent.orchestra_type=graph",
-        f"agent.orchestra.graph.file={file}",
-        f"agent.agent_ids=[{agents}]",
-        f"trainer.default_local_dir={folder}",
-        "trainer.val_only=true",
-        *overrides_of(settings),
-        *(key for key in more if not key.startswith("evolve.")),
-    )
-    episodes = [
-        json.loads(line)
-        for path in sorted((folder / "trajectories").glob("val_*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    scores = [0.0 if e["failure"] else e["team_reward"] for e in episodes]
-    of_tasks = estimate_avg(scores, [e["task_id"] for e in episodes])
-    means = {
-        kind: sum(call[f"{kind}_tokens"] for e in episodes for call in e["calls"]) / len(episodes)
-        for kind in ("response", "prompt")
-    }
+    config: Mapping[str, Any],
+    world: str,
+    weights: str,
+    seed: int,
+    files: Mapping[str, Path],
+    more: Sequence[str],
+) -> Iterator[tuple[str, Row]]:
+    """Play files on the held-out tasks with the same engine and seeds, each task `val_n` times; yield their
+    names and columns.
+    """
+    folder = run_folder(world, weights, seed, "played")
+    (folder / "evolve" / "teams").mkdir(parents=True, exist_ok=True)
+    settings = config["common"] | config["worlds"][world] | inputs(world, weights, seed)
+    keys = [f"trainer.default_local_dir={folder}", *overrides_of(settings)]
+    keys += [key for key in more if not key.startswith("evolve.")]
+    every_file = ",".join(map(str, files.values()))
+    opened = open_search(load_settings([f"evolve.start=[{every_file}]"]), keys)
+    # equal requests of different teams are made once: these play much of the same
+    memory = ReplayMemory()
+    unserved = opened.unserved(memory)
+    _, tasks = opened.tasks(unserved)
+    with opened.served(unserved) as teams:
+        for name, file in files.items():
+            collector = teams.collector(Team.load(file))
+            played = asyncio.run(
+                collector.collect(tasks, config["play"][world]["episodes"], step=0, validate=True)
+            )
+            memory.commit()
+            yield name, columns_of(played.episodes)
+
+
+def columns_of(episodes: Sequence[EpisodeRecord]) -> Row:
+    """Return accuracy with its interval over tasks, and means of tokens; a failed episode scores 0."""
+    scores = [0.0 if episode.failed else episode.team_reward for episode in episodes]
+    of_tasks = estimate_avg(scores, [episode.task_id for episode in episodes])
+
+    def mean(count: Callable[[EpisodeRecord], int]) -> float:
+        return round(sum(map(count, episodes)) / len(episodes), 2)
+
     return {
         "acc": round(of_tasks.value, 4),
         "low": round(of_tasks.low, 4),
         "high": round(of_tasks.high, 4),
-        "reply_tokens": round(means["response"], 2),
-        "prompt_tokens": round(means["prompt"], 2),
-        "critical_tokens": round(
-            read_metrics(folder / "metrics.jsonl")[-1]["val/episode/critical_tokens"], 2
-        ),
+        "reply_tokens": mean(lambda episode: sum(s.response_tokens for s in episode.samples)),
+        "prompt_tokens": mean(lambda episode: sum(s.prompt_tokens for s in episode.samples)),
+        "critical_tokens": mean(critical_tokens),
     }
 
 
-def measure(out: Path, more: Sequence[str], world: str, weights: str, seed: int, team: str) -> Row:
-    """Search, if the team is the name of a policy, and play the team; return its row."""
+def measure(
+    out: Path, more: Sequence[str], world: str, weights: str, seed: int, teams: Sequence[str]
+) -> Iterator[Row]:
+    """Search with the policies among the teams, and play all teams; yield their rows."""
     config = yaml.safe_load((HERE / "config.yaml").read_text())
-    teams = out / "teams"
-    teams.mkdir(exist_ok=True)
-    tokens = None
-    if team in SEARCHES:
-        chosen, tokens = search(config, world, weights, seed, team, more)
-        file = teams / f"{world}_{Path(weights).name}_seed{seed}_{team}.yaml"
-        shutil.copy(chosen, file)
-    else:
-        file = teams / f"{world}_{team}.yaml"
-        TEAMS[world]()[team].save(file)
-    row = dict(zip(COLUMNS, (world, weights, seed, team), strict=True))
-    row |= play(config, world, weights, seed, team, file, more)
-    return row | {"search_tokens": tokens, "file": f"teams/{file.name}"}
+    folder = out / "teams"
+    folder.mkdir(exist_ok=True)
+    files: dict[str, Path] = {}
+    tokens: dict[str, int] = {}
+    for team in teams:
+        if team in SEARCHES:
+            chosen, tokens[team] = search(config, world, weights, seed, team, more)
+            files[team] = folder / f"{world}_{Path(weights).name}_seed{seed}_{team}.yaml"
+            shutil.copy(chosen, files[team])
+        else:
+            files[team] = folder / f"{world}_{team}.yaml"
+            TEAMS[world]()[team].save(files[team])
+    for team, columns in play(config, world, weights, seed, files, more):
+        row = dict(zip(COLUMNS, (world, weights, seed, team), strict=True))
+        yield row | columns | {"search_tokens": tokens.get(team), "file": f"teams/{files[team].name}"}
 
 
 def at_equal_tokens(rows: Sequence[Row], kind: str, evolved: Row) -> Row:
@@ -205,17 +220,19 @@ def main() -> None:
     args = parser.parse_args()
     results = args.out / "results.json"
     rows = {key_of(row): row for row in (json.loads(results.read_text()) if results.exists() else [])}
-    calls = [
-        partial(measure, args.out, args.overrides, world, args.weights, seed, team)
-        for world, seed in product(args.worlds, args.seeds)
-        for team in args.teams or (*SEARCHES, *TEAMS[world]())
-        if args.again or (world, args.weights, seed, team) not in rows
-    ]
-    for row in finished(calls, args.jobs):
-        rows[key_of(row)] = row
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
-        results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+    for world, seed in product(args.worlds, args.seeds):
+        missing = [
+            team
+            for team in args.teams or (*SEARCHES, *TEAMS[world]())
+            if args.again or (world, args.weights, seed, team) not in rows
+        ]
+        if not missing:
+            continue
+        for row in measure(args.out, args.overrides, world, args.weights, seed, missing):
+            rows[key_of(row)] = row
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            results.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
     sys.stdout.write("\n".join(table([rows[key] for key in sorted(rows)])) + "\n")
 
 

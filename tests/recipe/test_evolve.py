@@ -57,7 +57,14 @@ def test_hand_written_teams_differ(world: str) -> None:
 def test_the_script_searches_plays_and_keeps_rows(checkout: Path, tmp_path: Path) -> None:
     earlier = {"world": "lookup", "weights": "warm", "seed": 7, "team": "alone", "acc": 0.5}
     (tmp_path / "results.json").write_text(json.dumps([earlier]))
-    command = [checkout / ".venv/bin/python", "recipe/evolve/measure.py", "--worlds", "lookup", "--seeds", "7"]
+    command = [
+        checkout / ".venv/bin/python",
+        "recipe/evolve/measure.py",
+        "--worlds",
+        "lookup",
+        "--seeds",
+        "7",
+    ]
     command += ["--out", str(tmp_path), "--teams", "alone", "random", "vote_3", "--"]
     environment = os.environ | {"DEMOS": "2000"}
     subprocess.run([*command, *SMALL], cwd=checkout, env=environment, check=True, timeout=240)
@@ -75,7 +82,14 @@ def test_a_search_that_is_killed_at_random_moments_is_the_undisturbed_one(
     checkout: Path, tmp_path: Path
 ) -> None:
     small = ["evolve.generations=3", "evolve.tasks=32", "evolve.confirm=32", "data.val_max_samples=16"]
-    command = [checkout / ".venv/bin/python", "recipe/evolve/kills.py", "--kills", "2", "--out", str(tmp_path)]
+    command = [
+        checkout / ".venv/bin/python",
+        "recipe/evolve/kills.py",
+        "--kills",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     environment = os.environ | {"DEMOS": "2000"}
     subprocess.run([*command, "--", *small], cwd=checkout, env=environment, check=True, timeout=300)
     row = json.loads((tmp_path / "kills.json").read_text())

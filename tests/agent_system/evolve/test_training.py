@@ -126,8 +126,8 @@ AGENTS = """\
 team: 1
 agents:
   Solver: {{prompt: "{solver}: {{env_prompt}}", answer: number}}
-  Checker: {{prompt: "Check: {{env_prompt}}{{team_context}}", answer: {{choice: [right, wrong]}}}}
 """
+CHECKER = '  Checker: {prompt: "Check: {env_prompt}{team_context}", answer: {choice: [right, wrong]}}\n'
 LOOP = """\
 do:
   - loop: 2
@@ -145,8 +145,8 @@ def test_an_agent_with_another_prompt_is_another_agent_of_the_same_role() -> Non
         "do: [{call: Solver, id: a}, {call: Solver 1, id: b}]\nreturn: [b, a]\n"
     )
     teams = [
-        Team.parse(AGENTS.format(solver="Solve") + LOOP),
-        Team.parse(AGENTS.format(solver="Solve well") + LOOP),
+        Team.parse(AGENTS.format(solver="Solve") + CHECKER + LOOP),
+        Team.parse(AGENTS.format(solver="Solve well") + CHECKER + LOOP),
         Team.parse(split),
     ]
     run = teams_of_a_run(teams)
@@ -167,10 +167,14 @@ def test_an_agent_with_another_prompt_is_another_agent_of_the_same_role() -> Non
 
 
 def test_a_role_starts_from_its_own_adapter_or_from_that_of_the_one_it_was_split_from(tmp_path: Path) -> None:
-    text = AGENTS.format(solver="Solve") + (
-        '  Solver 1: {like: Solver, prompt: "Think: {env_prompt}"}\n'
-        '  Solver 11: {like: Solver 1, prompt: "Think twice: {env_prompt}"}\n'
-        "do: [{call: Solver 11, id: a}, {call: Checker, id: b}]\nreturn: a\n"
+    text = (
+        AGENTS.format(solver="Solve")
+        + CHECKER
+        + (
+            '  Solver 1: {like: Solver, prompt: "Think: {env_prompt}"}\n'
+            '  Solver 11: {like: Solver 1, prompt: "Think twice: {env_prompt}"}\n'
+            "do: [{call: Solver 11, id: a}, {call: Checker, id: b}]\nreturn: a\n"
+        )
     )
     teams = [Team.parse(text)]
     training = GenerationTraining([], 1, tmp_path, {})
