@@ -168,19 +168,15 @@ def test_an_agent_with_another_prompt_is_another_agent_of_the_same_role() -> Non
 
 def test_a_role_starts_from_its_own_adapter_or_from_that_of_the_one_it_was_split_from(tmp_path: Path) -> None:
     text = (
-        AGENTS.format(solver="Solve")
-        + CHECKER
-        + (
-            '  Solver 1: {like: Solver, prompt: "Think: {env_prompt}"}\n'
-            '  Solver 11: {like: Solver 1, prompt: "Think twice: {env_prompt}"}\n'
-            "do: [{call: Solver 11, id: a}, {call: Checker, id: b}]\nreturn: a\n"
-        )
+        f"{AGENTS.format(solver='Solve')}{CHECKER}"
+        '  Solver 1: {like: Solver, prompt: "Think: {env_prompt}"}\n'
+        "do: [{call: Solver, id: c}, {call: Solver 1, id: a}, {call: Checker, id: b}]\nreturn: a\n"
     )
     teams = [Team.parse(text)]
     training = GenerationTraining([], 1, tmp_path, {})
-    assert [training.start_of(name, teams) for name in ("Solver 11", "Checker")] == [None, None]
+    assert [training.start_of(name, teams) for name in ("Solver 1", "Checker")] == [None, None]
     training.adapters["Solver"] = tmp_path / "gen_1" / "policies" / "solver"
-    assert training.start_of("Solver 11", teams) == str(training.adapters["Solver"])
+    assert training.start_of("Solver 1", teams) == str(training.adapters["Solver"])
     training.adapters["Solver 1"] = tmp_path / "gen_2" / "policies" / "solver_1"
-    assert training.start_of("Solver 11", teams) == str(training.adapters["Solver 1"])
+    assert training.start_of("Solver 1", teams) == str(training.adapters["Solver 1"])
     assert training.start_of("Checker", teams) is None
