@@ -126,7 +126,9 @@ def _costs(search: TeamSearch) -> str:
     kept_share = 1 - counts.engine_calls / max(counts.calls, 1)
     lines = [
         f"- {counts.episodes:,} episodes of {len(search.archive.candidates)} files, "
-        f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early",
+        f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early, "
+        f"{sum(c.state == 'same' for c in search.archive.candidates)} with the scores of the file that they "
+        "were made of, and no cheaper",
         f"- tokens of engines: {counts.proposals:,} for proposals, {counts.play:,} for play, "
         f"{counts.confirm:,} for "
         f"the finalists, {counts.held_out:,} for the tasks that are held out",

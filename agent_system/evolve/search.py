@@ -37,6 +37,10 @@ MOST_TRAINED = 4
 MOST_HELD_OUT = 8
 FEWEST_GENERATIONS = 3
 INVALID_IN_A_ROW = 3
+# Tasks after which a new file with no other score than its parent is taken for the same, and how often a
+# generation replaces such files.
+SAME_TASKS = 32
+REPLACED = 2
 EARLIER = 8
 MOST_STORIES = 3
 
@@ -162,7 +166,7 @@ class TeamSearch:
         await self._begin()
         while self.generation < self.settings.generations and not self._is_spent():
             self.generation += 1
-            await self._play(await self._children())
+            await self._play_generation()
             self._say_generation()
             if self.generation < self.settings.generations and not self._is_spent():
                 await self._train()
@@ -311,12 +315,23 @@ class TeamSearch:
             "files as large as the start file; larger ones cost more"
         )
 
-    async def _children(self) -> list[TeamCandidate]:
-        """Return the new files of a generation."""
+    async def _play_generation(self) -> None:
+        """Make new files and play them; those that turn out to do the same as others are replaced."""
+        missing = self.settings.children
+        for number in range(REPLACED + 1):
+            children = await self._children(number, missing)
+            await self._play(children)
+            missing = sum(child.state == "same" for child in children)
+            if not missing:
+                return
+
+    async def _children(self, round_number: int, count: int) -> list[TeamCandidate]:
+        """Return new files of a generation: `count`, or fewer."""
         children: list[TeamCandidate] = []
         invalid = 0
-        for number in range(self.settings.children * INVALID_IN_A_ROW):
-            if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self._is_spent():
+        most = self.settings.children * INVALID_IN_A_ROW
+        for number in range(round_number * most, (round_number + 1) * most):
+            if len(children) == count or invalid == INVALID_IN_A_ROW or self._is_spent():
                 break
             rng = random.Random(stable_seed(self.inputs.seed, "evolve/propose", self.generation, number))
             parent = self._policy.parent(self.archive, rng)
@@ -405,6 +420,8 @@ class TeamSearch:
             for child in playing:
                 if self._is_out(child, incumbent):
                     child.state = "out"
+                elif self._is_same(child):
+                    child.state = "same"
             playing = [child for child in playing if child.state == "playing"]
         for child in playing:
             child.state = "whole"
@@ -414,6 +431,19 @@ class TeamSearch:
         pairs = zip(child.episodes, incumbent.episodes, strict=False)  # it has played less
         differences = [self.archive.utility(c) - self.archive.utility(i) for c, i in pairs]
         return is_ruled_out(differences, self.settings.margin, self.inputs.limit)
+
+    def _is_same(self, child: TeamCandidate) -> bool:
+        """Return whether a new file has had the score of the file that it was made of in every task so
+        far, for as many tokens or more: edits of steps that nobody reads, and of checks that approve
+        everything. They would fill the archive, and each would be edited again.
+        """
+        assert child.parent is not None, "it was edited"
+        if len(child.episodes) < SAME_TASKS:
+            return False
+        pairs = list(zip(child.episodes, self.archive.candidates[child.parent].episodes, strict=False))
+        check_weights(pairs)
+        dearer = sum(c.tokens - p.tokens for c, p in pairs) >= 0
+        return dearer and all(c.score == p.score for c, p in pairs)
 
     async def _play_held_out(self, choice: TeamCandidate) -> None:
         """Play the tasks that are held out: the front with the chosen file, and the start files."""

@@ -14,7 +14,8 @@ from agent_system.workflows.graph.team import Team
 from tests.e2e.test_evolve import FILES, ended, started
 from tests.e2e.test_evolve import inputs as inputs
 
-pytestmark = pytest.mark.spread
+# two or three searches with two trainings each
+pytestmark = [pytest.mark.spread, pytest.mark.timeout(900)]
 TRAINED = [
     "evolve.train_steps=1",
     "agent.specialization=lora",
@@ -34,7 +35,7 @@ def keys_of(inputs: list[str]) -> list[str]:
     return [key for key in inputs if not key.startswith(left_out)] + TRAINED
 
 
-def test_roles_learn_between_generations_and_a_kill_changes_nothing(
+def test_roles_learn_between_generations(
     inputs: list[str], tmp_path: Path, forked_python: str
 ) -> None:
     keys = keys_of(inputs)
@@ -59,6 +60,20 @@ def test_roles_learn_between_generations_and_a_kill_changes_nothing(
     assert "It has played with the adapters of its roles: " in report
     assert Team.load(folder / "best.yaml").key() == lines[-1]["file"]
 
+    adapter = folder / "gen_2" / "policies" / "solver" / "adapter_model.safetensors"
+    content = adapter.read_bytes()
+    adapter.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    status, _, error = ended(tmp_path / "whole", forked_python, *keys)
+    assert status == 1 and "the adapter of 'Solver' is not the one with which the search went on" in error
+
+
+def test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not(
+    inputs: list[str], tmp_path: Path, forked_python: str
+) -> None:
+    keys = keys_of(inputs)
+    status, _, error = ended(tmp_path / "whole", forked_python, *keys)
+    assert status == 0, error
+    folder = tmp_path / "whole" / "evolve"
     process = started(tmp_path / "killed", forked_python, *keys)
     killed = tmp_path / "killed" / "evolve"
     while process.poll() is None and not (killed / "gen_1" / "train.log").exists():
@@ -71,12 +86,6 @@ def test_roles_learn_between_generations_and_a_kill_changes_nothing(
     for name in FILES:
         texts = [(run / name).read_bytes() for run in (folder, killed)]
         assert texts[0] == texts[1], name
-
-    adapter = folder / "gen_2" / "policies" / "solver" / "adapter_model.safetensors"
-    content = adapter.read_bytes()
-    adapter.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    status, _, error = ended(tmp_path / "whole", forked_python, *keys)
-    assert status == 1 and "the adapter of 'Solver' is not the one with which the search went on" in error
 
 
 @pytest.mark.parametrize(
