@@ -38,7 +38,8 @@ class TeamCandidate:
         edits: the edits.
         generation: number of its generation; 0 for a start file.
         state: playing | whole (has played all tasks) | out (ruled out) | same (has the scores of its
-            parent, and is no cheaper) | unfinished (no budget was left) | old (has played with weights that were trained since).
+            parent, and is no cheaper) | unfinished (no budget was left) | old (has played with weights
+            that were trained since).
         episodes: what it has played of the stream, in order, with the last weights with which it did.
         earlier: what it has played of the stream with earlier weights.
         confirmed: what it has played of the tasks of the finalists.

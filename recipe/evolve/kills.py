@@ -3,9 +3,9 @@ undisturbed.
 
     python recipe/evolve/kills.py --kills 20
 
-searches in the world of `measure.py` with a model that a short warm start has taught, compares ledger, report,
-kept replies and chosen file byte by byte, and counts what the engine was asked for in all lives: a request that
-a kill cut off counts with all tokens of its reply. Writes `kills.json`: `{"kills", "seed", "identical",
+searches in the world of `measure.py`, compares ledger, report, kept replies and chosen file byte by byte,
+and counts what the engine was asked for in all lives: a request that a kill cut off counts with all
+tokens of its reply. Writes `kills.json`: `{"kills", "seed", "identical",
 "tokens", "undisturbed_tokens", "largest_batch", "kills_by_what_was_done"}`.
 """
 

@@ -6,9 +6,9 @@ searches with the policies `evolution`, `tree` and `random` of `evolve.policy`, 
 chosen and the hand-written teams of `teams.py` on the held-out tasks, and writes `results.json` (rows
 `{"world", "weights", "seed", "team", "acc", "low", "high", "reply_tokens", "prompt_tokens",
 "critical_tokens", "search_tokens", "file"}`) and the files of the teams into this folder. Rows that are
-there are not measured again unless `--again` is given. Tokens are means over episodes; `search_tokens` are those
-that the engine generated for the search, without the held-out tasks. DEMOS is the number of demonstrations of
-the warm start.
+there are not measured again unless `--again` is given. Tokens are means over episodes; `search_tokens`
+are those that the engine generated for the search, without the held-out tasks. DEMOS is the number of
+demonstrations of the warm start.
 """
 
 from __future__ import annotations
@@ -201,12 +201,11 @@ def table(rows: Sequence[Row]) -> list[str]:
             at_equal_tokens(rows, "checked", row),
             best_hand_written(rows, row),
         ]
-        cells = [
-            f"{100 * row['acc']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}] / {row['reply_tokens']:.1f}"
-        ]
+        interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+        cells = [f"**{100 * row['acc']:.1f}** {interval} / {row['reply_tokens']:.1f}"]
         cells += [f"{r['team']}: {100 * r['acc']:.1f} / {r['reply_tokens']:.1f}" for r in others]
-        start = f"| {row['world']} | {row['weights']} | {row['seed']} | `{row['team']}` | {row['search_tokens']:,} | "
-        lines.append(f"{start}{' | '.join(cells)} |")
+        start = f"| {row['world']} | {row['weights']} | {row['seed']} | `{row['team']}` | "
+        lines.append(f"{start}{row['search_tokens']:,} | {' | '.join(cells)} |")
     return lines
 
 

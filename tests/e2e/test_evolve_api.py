@@ -17,7 +17,8 @@ from tests.chat_server import ChatServer, completion
 from tests.e2e.test_evolve import FILES, ended, started
 from tests.e2e.test_evolve import inputs as inputs
 
-pytestmark = pytest.mark.spread
+# the first plays a search three times, with kills
+pytestmark = [pytest.mark.spread, pytest.mark.timeout(900)]
 LETTERS = "ABCDEFGH"
 EDITS = [
     '[{"op": "vote", "at": "do[0]", "n": 3}]',

@@ -35,9 +35,7 @@ def keys_of(inputs: list[str]) -> list[str]:
     return [key for key in inputs if not key.startswith(left_out)] + TRAINED
 
 
-def test_roles_learn_between_generations(
-    inputs: list[str], tmp_path: Path, forked_python: str
-) -> None:
+def test_roles_learn_between_generations(inputs: list[str], tmp_path: Path, forked_python: str) -> None:
     keys = keys_of(inputs)
     status, out, error = ended(tmp_path / "whole", forked_python, *keys)
     assert status == 0, error
