@@ -13,28 +13,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from agent_system.evolve.replay import ReplayMemory
+from agent_system.launch import evolving
 from recipe.evolve.measure import HERE, inputs
 from recipe.evolve.teams import start_files
 from recipe.runs import ROOT, overrides_of
 
 FILES = ("ledger.jsonl", "report.md", "replies.jsonl", "best.yaml")
 REQUESTS = "requests.txt"
-# Seconds in which a search starts; moments of kills are drawn from them too.
-START_S = 8.0
 # The search, which is small: it is started as often as it is killed.
 SEARCH = {
     "evolve.generations": 8,
@@ -67,9 +68,6 @@ class Logged:
 
 def search_logged(path: Path) -> None:
     """Search with the keys of the command line, and write the keys of all requests to a file."""
-    from agent_system.evolve.replay import ReplayMemory
-    from agent_system.launch import evolving
-
     reply = ReplayMemory.reply
 
     def logged(memory: ReplayMemory, key: str, request: Awaitable[Any]) -> Awaitable[Any]:
@@ -79,41 +77,55 @@ def search_logged(path: Path) -> None:
     evolving.main()
 
 
-def started(folder: Path, keys: list[str]) -> subprocess.Popen[bytes]:
-    """Start a search in a folder."""
-    command = [sys.executable, __file__, "--search", str(folder / REQUESTS), *keys]
-    command.append(f"trainer.default_local_dir={folder}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    log = open(folder / "log.txt", "ab")  # noqa: SIM115 - of the process
-    with log:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+def started(folder: Path, keys: list[str]) -> BaseProcess:
+    """Start a search in a folder, in a process that has the modules already."""
+    arguments = (folder, [*keys, f"trainer.default_local_dir={folder}"])
+    process = multiprocessing.get_context("fork").Process(target=_search, args=arguments)
+    process.start()
+    return process
 
 
-def ended(folder: Path, keys: list[str]) -> None:
-    """Let a search end. Raise RuntimeError if it fails."""
-    with started(folder, keys) as process:
-        if process.wait() != 0:
-            raise RuntimeError(f"the search failed; its output is in {folder / 'log.txt'}")
+def _search(folder: Path, keys: list[str]) -> None:
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.argv[1:] = keys
+    search_logged(folder / REQUESTS)
 
 
-def killed(folder: Path, keys: list[str], rng: random.Random, rest_s: float) -> str:
+def ended(folder: Path, keys: list[str]) -> float:
+    """Let a search end, and return the seconds until it had written the first line of its ledger.
+    Raise RuntimeError if it fails.
+    """
+    began = time.monotonic()
+    process = started(folder, keys)
+    while process.exitcode is None and not (folder / "evolve" / "ledger.jsonl").exists():
+        time.sleep(0.002)
+    start_s = time.monotonic() - began
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(f"the search failed; its output is in {folder / 'log.txt'}")
+    return start_s
+
+
+def killed(folder: Path, keys: list[str], rng: random.Random, start_s: float, line_s: float) -> str:
     """Start a search, kill it at a random moment, and return what it was doing: one of four kills comes
-    while it starts, the others after a new line of the ledger.
+    while it starts, the others in the time of two lines after a new line of the ledger.
     """
     ledger = folder / "evolve" / "ledger.jsonl"
     before = ledger.stat().st_size if ledger.exists() else 0
-    with started(folder, keys) as process:
-        if rng.random() < 0.25:
-            time.sleep(rng.uniform(0, START_S))
-        else:
-            while process.poll() is None and (not ledger.exists() or ledger.stat().st_size <= before):
-                time.sleep(0.002)
-            time.sleep(rng.uniform(0, rest_s))
-        if process.poll() is not None:
-            return "ended"
-        process.kill()
-    grew = ledger.exists() and ledger.stat().st_size > before
-    return "playing" if grew else "starting"
+    process = started(folder, keys)
+    if rng.random() < 0.25:
+        time.sleep(rng.uniform(0, start_s))
+    else:
+        while process.exitcode is None and (not ledger.exists() or ledger.stat().st_size <= before):
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 2 * line_s))
+    process.kill()
+    process.join()
+    if process.exitcode == 0:
+        return "ended"
+    return "playing" if ledger.exists() and ledger.stat().st_size > before else "starting"
 
 
 def paid_tokens(folder: Path) -> int:
@@ -149,13 +161,13 @@ def main() -> None:
         folder.mkdir(parents=True)
     whole, disturbed = folders
     began = time.monotonic()
-    ended(whole, keys)
+    start_s = ended(whole, keys)
     lines = events(whole)
-    rest_s = max((time.monotonic() - began - START_S) / len(lines), 0.05) * 2
+    line_s = (time.monotonic() - began - start_s) / len(lines)
     rng = random.Random(f"kills-{args.seed}")
     kinds: Counter[str] = Counter()
     while sum(kinds.values()) < args.kills:
-        kinds[killed(disturbed, keys, rng, rest_s)] += 1
+        kinds[killed(disturbed, keys, rng, start_s, line_s)] += 1
         sys.stdout.write(
             f"{dict(kinds)}: {len(events(disturbed)) if (disturbed / 'evolve').exists() else 0}\n"
         )
@@ -183,9 +195,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--search"]:
-        log_path = Path(sys.argv[2])
-        sys.argv[1:] = sys.argv[3:]
-        search_logged(log_path)
-    else:
-        main()
+    main()
