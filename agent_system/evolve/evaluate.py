@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agent_system.environment import Task
@@ -176,7 +176,7 @@ def rows_of(episodes: Sequence[PlayedEpisode]) -> list[list[Any]]:
 
 def episodes_of(rows: Sequence[Sequence[Any]], weights: int = 0) -> list[PlayedEpisode]:
     """Return the episodes of `rows_of`, played after that many trainings."""
-    return [PlayedEpisode(*row, weights=weights) for row in rows]
+    return [replace(PlayedEpisode(*row), weights=weights) for row in rows]
 
 
 def batch_line(batch: Batch, keys: Sequence[str], *, stories: bool) -> Mapping[str, Any]:

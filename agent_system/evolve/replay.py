@@ -233,7 +233,13 @@ def _fields(reply: Generation) -> Any:
 
 def _reply(fields: Any) -> Generation:
     if isinstance(fields, dict):
-        tokens = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
-        return RemoteGeneration((), (), fields["stop"], text=str(fields["text"]), **tokens)
+        return RemoteGeneration(
+            (),
+            (),
+            fields["stop"],
+            text=str(fields["text"]),
+            prompt_tokens=int(fields["prompt_tokens"]),
+            reply_tokens=int(fields["reply_tokens"]),
+        )
     token_ids, log_probs, stop_reason, version = fields
     return Generation(tuple(token_ids), tuple(log_probs), stop_reason, version=version)

@@ -48,7 +48,7 @@ def started(folder: Path, python: str, *arguments: str) -> subprocess.Popen[str]
 
 def ended(folder: Path, python: str, *arguments: str) -> tuple[int, str, str]:
     process = started(folder, python, *arguments)
-    out, error = process.communicate(timeout=600)
+    out, error = process.communicate(timeout=240)
     return process.returncode, out, error
 
 

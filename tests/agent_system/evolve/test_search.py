@@ -157,9 +157,9 @@ async def test_a_budget_is_kept_and_its_last_batch_is_counted(make_search: MakeS
 
 
 async def test_a_search_that_its_budget_ends_says_so_and_its_finalists_fit(make_search: MakeSearch) -> None:
-    """Without the budget's limit on finalists this search spends 1.4 of it, and says nothing."""
+    """Three of its finalists do not fit: with them it would spend more, and say nothing."""
     keys = {"tasks": 64, "confirm": 256, "generations": 10, "children": 4, "budget_tokens": 12_000}
-    search = make_search(seed=0, num_val=16, **keys)
+    search = make_search(seed=4, num_val=16, **keys)
     chosen = await search.run()
     assert search.generation < 10 and search.stopped == "the budget is spent"
     assert search.counts.spent <= 1.1 * 12_000, "the last batch, the best and the start file"
