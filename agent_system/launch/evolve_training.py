@@ -124,8 +124,8 @@ class GenerationTraining:
     serve: Callable[[Mapping[str, Path]], None] = lambda adapters: None
     adapters: dict[str, Path] = field(default_factory=dict)
 
-    def check(self, teams: Sequence[Team]) -> None:
-        """Raise ConfigError, or one of `USER_ERRORS`, for a run that cannot train these teams."""
+    def check_keys(self, teams: Sequence[Team]) -> None:
+        """Raise ConfigError for keys of a run that a training of teams cannot have."""
         config = compose_config(self.arguments)
         specialization = config.agent.specialization
         setting = f"evolve.train_steps={self.steps}"
@@ -147,6 +147,9 @@ class GenerationTraining:
                 f"{setting}: {', '.join(remote)} of the files is behind an API and has no weights; leave "
                 "it out of agent.api, or evolve.train_steps"
             )
+
+    def check(self, teams: Sequence[Team]) -> None:
+        """Raise one of `USER_ERRORS` for a run that cannot train these teams."""
         with tempfile.TemporaryDirectory() as folder:
             config = self.config_of(teams, Path(folder), 0)
             resolve_defaults(config)

@@ -363,6 +363,11 @@ def open_search(settings: EvolveSettings, arguments: Sequence[str]) -> EngineSea
     tools = list(graph.get("tools") or {})
     start = [Team.load(path, tools=tools) for path in settings.start]
     parts = [Team.load(path, tools=tools) for path in settings.parts]
+    training = None
+    if settings.train_steps:
+        options = {name: value for name, value in graph.items() if name not in ("file", "files")}
+        training = GenerationTraining(arguments, settings.train_steps, Path(), options)
+        training.check_keys([*start, *parts])
     # the agents of the files, behind those that the command line names
     named_agents = config.agent.agent_ids if any(key_of(a) == "agent.agent_ids" for a in arguments) else []
     of_files = [name for team in (*start, *parts) for name in team.agents]
@@ -381,10 +386,8 @@ def open_search(settings: EvolveSettings, arguments: Sequence[str]) -> EngineSea
     device = resolve_device(config.trainer.device)
     check_vllm(plan, device)
     folder = run_dir_of(config.trainer) / "evolve"
-    training = None
-    if settings.train_steps:
-        options = {name: value for name, value in graph.items() if name not in ("file", "files")}
-        training = GenerationTraining(arguments, settings.train_steps, folder, options)
+    if training is not None:
+        training.folder = folder
         training.check(start)
     return EngineSearch(settings, config, plan, start, parts, folder, training)
 

@@ -76,22 +76,26 @@ def search(
 ) -> tuple[Path, int]:
     """Search, or go on with a search; return the chosen file and the tokens that it has cost."""
     folder = run_folder(world, weights, seed, policy)
-    start, parts = start_files(world, ROOT / "outputs" / "evolve_files")
-    settings = (
-        config["common"] | config["worlds"][world] | config["search"][world] | inputs(world, weights, seed)
-    )
-    run_module(
-        "agent_system.evolve",
-        f"evolve.start=[{start}]",
-        f"evolve.parts=[{parts}]",
-        f"evolve.policy={policy}",
-        f"trainer.default_local_dir={folder}",
-        *overrides_of(settings),
-        *more,
-    )
-    lines = [json.loads(line) for line in (folder / "evolve" / "ledger.jsonl").read_text().splitlines()]
-    tokens = sum(line["engine_tokens"] for line in lines if line["event"] in ("play", "confirm"))
+    ledger = folder / "evolve" / "ledger.jsonl"
+    if not ledger.exists() or events_of(ledger)[-1]["event"] != "chosen":
+        start, parts = start_files(world, ROOT / "outputs" / "evolve_files")
+        settings = config["common"] | config["worlds"][world] | config["search"][world]
+        run_module(
+            "agent_system.evolve",
+            f"evolve.start=[{start}]",
+            f"evolve.parts=[{parts}]",
+            f"evolve.policy={policy}",
+            f"trainer.default_local_dir={folder}",
+            *overrides_of(settings | inputs(world, weights, seed)),
+            *more,
+        )
+    tokens = sum(line["engine_tokens"] for line in events_of(ledger) if line["event"] in ("play", "confirm"))
     return folder / "evolve" / "best.yaml", tokens
+
+
+def events_of(ledger: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a ledger."""
+    return [json.loads(line) for line in ledger.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def play(
