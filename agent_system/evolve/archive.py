@@ -69,11 +69,11 @@ def mean_tokens(episodes: Sequence[PlayedEpisode]) -> float:
     return sum(e.tokens for e in episodes) / len(episodes)
 
 
-def check_weights(played: Iterable[Sequence[PlayedEpisode]]) -> None:
+def check_weights(results: Iterable[Sequence[PlayedEpisode]]) -> None:
     """Raise AgentSystemError for episodes of different weights, whose scores must not be compared:
     the later ones are of teams that have learned more.
     """
-    weights = sorted({episode.weights for episodes in played for episode in episodes})
+    weights = sorted({episode.weights for episodes in results for episode in episodes})
     if len(weights) > 1:
         raise AgentSystemError(
             f"scores of different weights cannot be compared: episodes were played after {weights[0]} and "
@@ -244,8 +244,8 @@ class RandomPolicy:
 
     def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
         """See `SearchPolicy`."""
-        played = [c for c in archive.candidates if c.state in ("whole", "out")]
-        return rng.choice([c for c in played if c.episodes[-1].weights == archive.weights])
+        parents = [c for c in archive.candidates if c.state in ("whole", "out")]
+        return rng.choice([c for c in parents if c.episodes[-1].weights == archive.weights])
 
 
 POLICIES: Mapping[str, Callable[[], SearchPolicy]] = {

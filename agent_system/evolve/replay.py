@@ -23,7 +23,7 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutClient
 
 MOST_REPLIES = 200_000
 # Ends the name of the file of replies that no event counts yet.
-ARRIVED = ".new.jsonl"
+ARRIVED_SUFFIX = ".new.jsonl"
 
 
 class ReplayMemory:
@@ -39,7 +39,7 @@ class ReplayMemory:
         self.tokens = 0
         self.replies = 0
         self._path = path
-        self._arrived_path = path and path.with_name(path.stem + ARRIVED)
+        self._arrived_path = path and path.with_name(path.stem + ARRIVED_SUFFIX)
         self._arrived_file: BinaryIO | None = None
         self._most = most
         self._size = 0

@@ -40,7 +40,7 @@ INVALID_IN_A_ROW = 3
 # Tasks after which a new file with no other score than its parent is taken for the same, and how often a
 # generation replaces such files.
 SAME_TASKS = 32
-REPLACED = 2
+MOST_REPLACEMENTS = 2
 EARLIER = 8
 MOST_STORIES = 3
 
@@ -318,7 +318,7 @@ class TeamSearch:
     async def _play_generation(self) -> None:
         """Make new files and play them; those that turn out to do the same as others are replaced."""
         missing = self.settings.children
-        for number in range(REPLACED + 1):
+        for number in range(MOST_REPLACEMENTS + 1):
             children = await self._children(number, missing)
             await self._play(children)
             missing = sum(child.state == "same" for child in children)

@@ -31,7 +31,7 @@ from verl.trainer.plan.derived_values import resolve_defaults
 from verl.utils.names import slug
 
 POLICIES = "policies"
-ASKED = "asked.yaml"
+RUN_CONFIG = "run.yaml"
 LOG = "train.log"
 MOST_SEED = 2**31
 MOST_QUOTED = 300
@@ -57,22 +57,22 @@ def teams_of_a_run(teams: Sequence[Team]) -> TrainedTeams:
     file describes differently, with another prompt for example, gets a name of its own there; its
     role, which is what it was called before, stays.
     """
-    trained = TrainedTeams()
+    run_teams = TrainedTeams()
     described: dict[str, str] = {}
     every_name = {name for team in teams for name in team.agents}
     for team in teams:
         value = normal(team.source.value)
         names: dict[str, str] = {}
-        called = [name for step in value["do"] for name in agents_of(step)]
-        for role in dict.fromkeys(called):
+        called_agents = [name for step in value["do"] for name in agents_of(step)]
+        for role in dict.fromkeys(called_agents):
             description = json.dumps(_described(value["agents"], role), sort_keys=True)
-            same = [n for n, text in described.items() if trained.roles[n] == role and text == description]
-            name = same[0] if same else _free_name(role, {*trained.roles, *(every_name - {role})})
+            same = [n for n, text in described.items() if run_teams.roles[n] == role and text == description]
+            name = same[0] if same else _free_name(role, {*run_teams.roles, *(every_name - {role})})
             described[name] = description
-            trained.roles[name] = role
+            run_teams.roles[name] = role
             names[role] = name
-        trained.values.append(_renamed(value, names))
-    return trained
+        run_teams.values.append(_renamed(value, names))
+    return run_teams
 
 
 def _described(agents: Mapping[str, Value], role: str) -> Value:
@@ -166,19 +166,19 @@ class GenerationTraining:
             number: of the training, for its seed.
         """
         config = compose_config(self.arguments)
-        trained = teams_of_a_run(teams)
+        run_teams = teams_of_a_run(teams)
         files = []
         (folder / "teams").mkdir(parents=True, exist_ok=True)
-        for place, value in enumerate(trained.values):
+        for place, value in enumerate(run_teams.values):
             files.append(str(folder / "teams" / f"{place}.json"))
             Path(files[-1]).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         agent = config.agent
-        agent.agent_ids = list(trained.roles)
-        agent.adapter_ids = [slug(role) for role in trained.roles.values()]
+        agent.agent_ids = list(run_teams.roles)
+        agent.adapter_ids = [slug(role) for role in run_teams.roles.values()]
         agent.api = {}
         agent.orchestra_type = "graph"
         agent.orchestra = {"graph": {**self.graph, "files": files}}
-        folders = [self.start_of(role, teams) for role in trained.roles.values()]
+        folders = [self.start_of(role, teams) for role in run_teams.roles.values()]
         if any(folders):
             agent.agent_specific_parameters = {"model": {"lora_adapter_path": folders}}
         config.data.seed = stable_seed(config.data.seed, "evolve/train", number) % MOST_SEED
@@ -213,7 +213,7 @@ class GenerationTraining:
         roles = dict.fromkeys(teams_of_a_run(teams).roles.values())
         policies = folder / POLICIES
         if not policies.is_dir():
-            save_config(config, folder / ASKED)
+            save_config(config, folder / RUN_CONFIG)
             self.free()
             await _run(folder)
             export(folder, policies)
@@ -252,7 +252,7 @@ async def _run(folder: Path) -> None:
     log = folder / LOG
     with open(log, "ab") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "agent_system.launch.evolve_training", str(folder / ASKED),
+            sys.executable, "-m", "agent_system.launch.evolve_training", str(folder / RUN_CONFIG),
             stdout=output, stderr=output, env=os.environ | {PARENT: str(os.getpid())},
         )  # fmt: skip
         status = await process.wait()

@@ -142,9 +142,9 @@ class EngineTeams:
         plan = self.plan if self.engines is None else self.engines.plan
         clients = self.clients if self.engines is None else self.engines.clients()
         bindings = agent_bindings(config, plan, self.tokenizers, clients)
-        return {name: self._kept(binding) for name, binding in bindings.items()}
+        return {name: self._with_kept_replies(binding) for name, binding in bindings.items()}
 
-    def _kept(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
+    def _with_kept_replies(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
         """Return a binding whose replies are kept."""
         if isinstance(binding, RemoteBinding):
             from agent_system.evolve.replay_api import ReplayEndpoint  # servers, which most runs do not have
@@ -159,7 +159,7 @@ class EngineTeams:
         )
 
     @property
-    def served(self) -> Collection[str]:
+    def served_agents(self) -> Collection[str]:
         """Agents that are served as themselves: those of the user's files, and roles that were trained."""
         return {*self.file_agents, *(self.engines.adapters if self.engines is not None else ())}
 
@@ -174,7 +174,8 @@ class EngineTeams:
         orchestra = GraphOrchestra(GraphOptions(str(path), max_calls=calls, tools=tools))
         run_bindings = self.bindings()
         bindings = {
-            name: replace(run_bindings[_base(team, name, self.served)], agent_id=name) for name in team.agents
+            name: replace(run_bindings[_base(team, name, self.served_agents)], agent_id=name)
+            for name in team.agents
         }
         env_name = self.config.env.env_name
         agents: dict[str, BaseAgent] = {}
@@ -421,7 +422,7 @@ class EngineSearch:
         ledger = SearchLedger(folder, self._header(train, val), memory)
         try:
             with ExitStack() as started:
-                teams = started.enter_context(self.served(unserved))
+                teams = started.enter_context(self.serving(unserved))
                 display = started.enter_context(SearchDisplay(settings, Console()))
                 if ledger.resumed:
                     display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
@@ -456,7 +457,7 @@ class EngineSearch:
         return EngineTeams(self.config, self.plan, tokenizers, clients, memory, folder, file_agents)
 
     @contextmanager
-    def served(self, unserved: EngineTeams) -> Iterator[EngineTeams]:
+    def serving(self, unserved: EngineTeams) -> Iterator[EngineTeams]:
         """Return teams with engines, which start when the first one plays and end at exit."""
         with ExitStack() as started:
             start_sandbox(self.config)

@@ -115,19 +115,19 @@ def play(
     keys = [f"trainer.default_local_dir={folder}", *overrides_of(settings)]
     keys += [key for key in more if not key.startswith("evolve.")]
     every_file = ",".join(map(str, files.values()))
-    opened = open_search(load_settings([f"evolve.start=[{every_file}]"]), keys)
+    opened_search = open_search(load_settings([f"evolve.start=[{every_file}]"]), keys)
     # equal requests of different teams are made once: these play much of the same
     memory = ReplayMemory()
-    unserved = opened.unserved(memory)
-    _, tasks = opened.tasks(unserved)
-    with opened.served(unserved) as teams:
+    unserved = opened_search.unserved(memory)
+    _, tasks = opened_search.tasks(unserved)
+    with opened_search.serving(unserved) as teams:
         for name, file in files.items():
             collector = teams.collector(Team.load(file))
-            played = asyncio.run(
+            result = asyncio.run(
                 collector.collect(tasks, config["play"][world]["episodes"], step=0, validate=True)
             )
             memory.commit()
-            yield name, columns_of(played.episodes)
+            yield name, columns_of(result.episodes)
 
 
 def columns_of(episodes: Sequence[EpisodeRecord]) -> Row:
@@ -183,8 +183,8 @@ def best_hand_written(rows: Sequence[Row], evolved: Row) -> Row:
     """Return the hand-written team with the highest accuracy on the held-out tasks: it is chosen on them,
     which favours it.
     """
-    written = [row for row in rows if row["search_tokens"] is None and same_run(row, evolved)]
-    return max(written, key=lambda row: row["acc"])
+    hand_teams = [row for row in rows if row["search_tokens"] is None and same_run(row, evolved)]
+    return max(hand_teams, key=lambda row: row["acc"])
 
 
 def same_run(row: Row, other: Row) -> bool:

@@ -47,7 +47,7 @@ def test_roles_learn_between_generations(inputs: list[str], tmp_path: Path, fork
     assert first["tokens"] > 0 and first["roles"]["Solver"] == "gen_1/policies/solver"
     assert second["roles"]["Solver"] == "gen_2/policies/solver"
     assert second["weights"]["Solver"] != first["weights"]["Solver"]
-    asked = (folder / "gen_2" / "asked.yaml").read_text()
+    asked = (folder / "gen_2" / "run.yaml").read_text()
     assert f"{folder}/gen_1/policies/solver" in asked, "each training begins with the adapters of the last"
     for training in (first, second):
         place = lines.index(training)
