@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,7 +175,7 @@ def at_equal_tokens(rows: Sequence[Row], kind: str, evolved: Row) -> Row:
     """Return the team of a kind (`vote`, `checked`) that has the fewest reply tokens of those with at
     least as many as an evolved one; the largest, if none has.
     """
-    of_kind = [row for row in rows if row["team"].startswith(f"{kind}_") and same_run(row, evolved)]
+    of_kind = [row for row in rows if re.fullmatch(rf"{kind}_\d+", row["team"]) and same_run(row, evolved)]
     ranked = sorted(of_kind, key=lambda row: row["reply_tokens"])
     return next((row for row in ranked if row["reply_tokens"] >= evolved["reply_tokens"]), ranked[-1])
 
