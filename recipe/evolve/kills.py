@@ -166,7 +166,7 @@ def main() -> None:
     line_s = (time.monotonic() - began - start_s) / len(lines)
     rng = random.Random(f"kills-{args.seed}")
     kinds: Counter[str] = Counter()
-    while sum(kinds.values()) < args.kills:
+    while sum(kinds.values()) < args.kills and not kinds["ended"]:
         kinds[killed(disturbed, keys, rng, start_s, line_s)] += 1
         sys.stdout.write(
             f"{dict(kinds)}: {len(events(disturbed)) if (disturbed / 'evolve').exists() else 0}\n"
@@ -177,18 +177,19 @@ def main() -> None:
         (disturbed / "evolve" / name).read_bytes() == (whole / "evolve" / name).read_bytes() for name in FILES
     )
     batches = [line.get("engine_tokens", 0) for line in lines]
+    kills = kinds["playing"] + kinds["starting"]
     row = {
-        "kills": args.kills,
+        "kills": kills,
         "seed": args.seed,
         "identical": same,
         "tokens": paid_tokens(disturbed),
         "undisturbed_tokens": paid_tokens(whole),
         "largest_batch": max(batches),
-        "kills_by_what_was_done": dict(sorted(kinds.items())),
+        "kills_by_what_was_done": dict(sorted((+kinds).items())),
     }
     (args.out / "kills.json").write_text(json.dumps(row, indent=1) + "\n")
     sys.stdout.write(json.dumps(row) + "\n")
-    if not same or row["tokens"] > row["undisturbed_tokens"] + args.kills * row["largest_batch"]:
+    if not same or row["tokens"] > row["undisturbed_tokens"] + kills * row["largest_batch"]:
         sys.exit(
             "the search that was killed differs from the other one, or paid for more than a batch a kill"
         )
