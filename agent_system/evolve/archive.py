@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from agent_system.errors import AgentSystemError
 from agent_system.evolve.evaluate import PlayedEpisode
 from agent_system.workflows.graph.team import Team
 
@@ -20,6 +21,9 @@ SHARPNESS = 20.0
 # Tasks for which the mean of all files stands in a file's shrunk score.
 SHRINKAGE = 16
 TOURNAMENT = 3
+# Of evolution: the share of parents that are drawn from the front of score and tokens. Tournaments alone
+# hardly ever edit a cheap file: where votes came first, a search made more of them until its end.
+FROM_FRONT = 0.5
 
 
 @dataclass
@@ -33,9 +37,11 @@ class TeamCandidate:
         parent: number of the file that was edited; None for a start file.
         edits: the edits.
         generation: number of its generation; 0 for a start file.
-        state: playing | whole (has played all tasks) | out (ruled out) | unfinished (no budget was
-            left).
-        episodes: what it has played of the stream, in order.
+        state: playing | whole (has played all tasks) | out (ruled out) | same (has the scores of its
+            parent, and is no cheaper) | unfinished (no budget was left) | old (has played with weights
+            that were trained since).
+        episodes: what it has played of the stream, in order, with the last weights with which it did.
+        earlier: what it has played of the stream with earlier weights.
         confirmed: what it has played of the tasks of the finalists.
         held_out: what it has played of `data.val_files`.
     """
@@ -48,6 +54,7 @@ class TeamCandidate:
     generation: int = 0
     state: str = "playing"
     episodes: list[PlayedEpisode] = field(default_factory=list)
+    earlier: list[list[PlayedEpisode]] = field(default_factory=list)
     confirmed: list[PlayedEpisode] = field(default_factory=list)
     held_out: list[PlayedEpisode] = field(default_factory=list)
 
@@ -60,6 +67,18 @@ def mean_score(episodes: Sequence[PlayedEpisode]) -> float:
 def mean_tokens(episodes: Sequence[PlayedEpisode]) -> float:
     """Return the mean tokens."""
     return sum(e.tokens for e in episodes) / len(episodes)
+
+
+def check_weights(results: Iterable[Sequence[PlayedEpisode]]) -> None:
+    """Raise AgentSystemError for episodes of different weights, whose scores must not be compared:
+    the later ones are of teams that have learned more.
+    """
+    weights = sorted({episode.weights for episodes in results for episode in episodes})
+    if len(weights) > 1:
+        raise AgentSystemError(
+            f"scores of different weights cannot be compared: episodes were played after {weights[0]} and "
+            f"after {weights[-1]} trainings; play the file again"
+        )
 
 
 def failures(episodes: Sequence[PlayedEpisode]) -> Counter[str]:
@@ -75,16 +94,24 @@ class Archive:
         price: score that the tokens of the first start file cost.
         margin: difference of scores below which the cheaper file is better.
         candidates: the files.
+        weights: number of trainings so far.
     """
 
     price: float
     margin: float
     candidates: list[TeamCandidate] = field(default_factory=list)
+    weights: int = 0
 
     @property
     def keys(self) -> set[str]:
-        """Keys of all files."""
-        return {candidate.key for candidate in self.candidates}
+        """Keys of the files that the present weights have played or are to play; of one that was
+        played by earlier ones alone nothing is known.
+        """
+        return {
+            candidate.key
+            for candidate in self.candidates
+            if not candidate.episodes or candidate.episodes[-1].weights == self.weights
+        }
 
     @property
     def whole(self) -> list[TeamCandidate]:
@@ -112,8 +139,9 @@ class Archive:
         self, candidates: Sequence[TeamCandidate], of: Callable[[TeamCandidate], list[PlayedEpisode]]
     ) -> TeamCandidate:
         """Return the file with the fewest tokens of those that are less than the margin below the
-        best.
+        best. Raises AgentSystemError for results of different weights.
         """
+        check_weights(of(c) for c in candidates)
         most = max(self.mean_utility(of(c)) for c in candidates)
         near = [
             c
@@ -138,7 +166,10 @@ class Archive:
 def pareto_front(
     candidates: Sequence[TeamCandidate], of: Callable[[TeamCandidate], list[PlayedEpisode]]
 ) -> list[TeamCandidate]:
-    """Return the files that no other one beats in both score and tokens, by tokens."""
+    """Return the files that no other one beats in both score and tokens, by tokens. Raise
+    AgentSystemError for results of different weights.
+    """
+    check_weights(of(c) for c in candidates)
     ranked = sorted(candidates, key=lambda c: (mean_tokens(of(c)), -mean_score(of(c)), c.number))
     front: list[TeamCandidate] = []
     for candidate in ranked:
@@ -151,7 +182,7 @@ class SearchPolicy(Protocol):
     """Chooses the files that are edited."""
 
     def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
-        """Return a file that has played all tasks."""
+        """Return a file that has been played."""
         ...
 
 
@@ -177,11 +208,14 @@ class TreePolicy:
 
 class EvolutionPolicy:
     """Tournaments among the best files of each cell of a map: octaves of tokens by octaves of
-    critical tokens (MAP-Elites, arXiv 1504.04909).
+    critical tokens (MAP-Elites, arXiv 1504.04909); and half of the time any file of the front of score
+    and tokens.
     """
 
     def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
         """See `SearchPolicy`."""
+        if rng.random() < FROM_FRONT:
+            return rng.choice(pareto_front(archive.whole, lambda c: c.episodes))
         elites = self.elites(archive)
         sample = rng.sample(elites, min(TOURNAMENT, len(elites)))
         return max(sample, key=lambda c: (archive.search_utility(c), -c.number))
@@ -203,4 +237,19 @@ class EvolutionPolicy:
         return math.floor(math.log2(max(tokens, 1.0))), math.floor(math.log2(max(critical, 1.0)))
 
 
-POLICIES: Mapping[str, Callable[[], SearchPolicy]] = {"tree": TreePolicy, "evolution": EvolutionPolicy}
+class RandomPolicy:
+    """Draws all files of earlier generations alike, whatever they scored: the search that others
+    have to beat.
+    """
+
+    def parent(self, archive: Archive, rng: random.Random) -> TeamCandidate:
+        """See `SearchPolicy`."""
+        parents = [c for c in archive.candidates if c.state in ("whole", "out")]
+        return rng.choice([c for c in parents if c.episodes[-1].weights == archive.weights])
+
+
+POLICIES: Mapping[str, Callable[[], SearchPolicy]] = {
+    "evolution": EvolutionPolicy,
+    "tree": TreePolicy,
+    "random": RandomPolicy,
+}

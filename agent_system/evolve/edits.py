@@ -191,6 +191,11 @@ def path_of(text: str) -> KeyPath:
     return path
 
 
+def _name_op(schema: dict[str, Any]) -> None:
+    """Let the form of an edit require `op`: without it nothing tells which edit it is."""
+    schema["required"] = ["op", *schema.get("required", ())]
+
+
 class TeamEdit(BaseModel):
     """A change of a team.
 
@@ -199,7 +204,7 @@ class TeamEdit(BaseModel):
         at: the place of a step, such as `do[0].do[1]`, or the name of an agent.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, json_schema_extra=_name_op)
 
     op: str
     at: str

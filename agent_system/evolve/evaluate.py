@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agent_system.environment import Task
@@ -14,7 +14,6 @@ from agent_system.evolve.replay import ReplayMemory
 from agent_system.record import EpisodeRecord
 from agent_system.rollout.collector import Collector
 from agent_system.rollout.metrics import critical_tokens
-from agent_system.rollout.remote import RemoteGeneration
 from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
 
@@ -37,12 +36,14 @@ class PlayedEpisode:
         tokens: tokens of all replies, whether an engine generated them or they were kept.
         critical_tokens: of the longest chain of replies that read each other: its latency.
         cause: why it failed, or empty.
+        weights: number of trainings before it was played.
     """
 
     score: float
     tokens: int
     critical_tokens: int
     cause: str = ""
+    weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,18 @@ class TeamPlayer:
         groups = self._held_out(first, count) if held_out else self._stream(first, count)
         by_team = await asyncio.gather(*(self._records(team, groups) for team in teams))
         records = [record for team_records in by_team for record in team_records]
-        # replies of servers, which are not kept
-        remote = [s for r in records for s in r.samples if isinstance(s.generation, RemoteGeneration)]
         prompts = [task.prompt for _, tasks in groups for task in tasks]
         return Batch(
             [[self._episode(record) for record in team_records] for team_records in by_team],
-            self.memory.tokens + sum(s.response_tokens for s in remote),
+            self.memory.tokens,
             sum(len(s.generations) for r in records for s in (*r.samples, *r.unheard)),
-            self.memory.replies + len(remote),
+            self.memory.replies,
             [self._stories(team_records, prompts) for team_records in by_team],
         )
+
+    def forget_teams(self) -> None:
+        """Forget the collectors of teams: their engines have other weights now."""
+        self._collectors.clear()
 
     async def _records(self, team: Team, groups: Sequence[tuple[int, Sequence[Task]]]) -> list[EpisodeRecord]:
         """Play a team; a group of tasks has a number, which is a part of the seeds."""
@@ -171,9 +174,9 @@ def rows_of(episodes: Sequence[PlayedEpisode]) -> list[list[Any]]:
     return [[e.score, e.tokens, e.critical_tokens, *([e.cause] if e.cause else [])] for e in episodes]
 
 
-def episodes_of(rows: Sequence[Sequence[Any]]) -> list[PlayedEpisode]:
-    """Return the episodes of `rows_of`."""
-    return [PlayedEpisode(*row) for row in rows]
+def episodes_of(rows: Sequence[Sequence[Any]], weights: int = 0) -> list[PlayedEpisode]:
+    """Return the episodes of `rows_of`, played after that many trainings."""
+    return [replace(PlayedEpisode(*row), weights=weights) for row in rows]
 
 
 def batch_line(batch: Batch, keys: Sequence[str], *, stories: bool) -> Mapping[str, Any]:

@@ -92,6 +92,9 @@ def _headline(search: TeamSearch, interval: Interval) -> str:
     if search.stopped:
         lines.append(f"It stopped in generation {search.generation}: {search.stopped}.")
     agents = ",".join(choice.team.agents)
+    if search.roles:
+        folders = ", ".join(f"{role}: `{folder}`" for role, folder in sorted(search.roles.items()))
+        lines.append(f"It has played with the adapters of its roles: {folders}.")
     lines.append(
         "Train it with `agent.orchestra_type=graph agent.orchestra.graph.file=best.yaml "
         f"agent.agent_ids='[{agents}]'`."
@@ -123,7 +126,9 @@ def _costs(search: TeamSearch) -> str:
     kept_share = 1 - counts.engine_calls / max(counts.calls, 1)
     lines = [
         f"- {counts.episodes:,} episodes of {len(search.archive.candidates)} files, "
-        f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early",
+        f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early, "
+        f"{sum(c.state == 'same' for c in search.archive.candidates)} with the scores of the file that they "
+        "were made of, and no cheaper",
         f"- tokens of engines: {counts.proposals:,} for proposals, {counts.play:,} for play, "
         f"{counts.confirm:,} for "
         f"the finalists, {counts.held_out:,} for the tasks that are held out",
@@ -131,10 +136,21 @@ def _costs(search: TeamSearch) -> str:
         f"were kept ones "
         "(replay)",
     ]
-    lines += _budget(search)
+    lines += _training(search) + _budget(search)
     causes = failures([e for c in search.archive.candidates for e in _all_episodes(c)])
     lines += [f"- failed episodes, which score 0: {n} x {cause}" for cause, n in sorted(causes.items())]
     return "\n".join(lines)
+
+
+def _training(search: TeamSearch) -> list[str]:
+    """Return a line about the training, if there is any."""
+    number = search.archive.weights
+    if not number:
+        return []
+    return [
+        f"- {number} trainings of {search.settings.train_steps} steps, which generated "
+        f"{search.counts.training:,} tokens; they do not count for the budget"
+    ]
 
 
 def _budget(search: TeamSearch) -> list[str]:
@@ -176,7 +192,11 @@ def _line(candidate: TeamCandidate) -> str:
     if not candidate.episodes:
         return f"{candidate.number}: {operators}: not played"
     scores = f"{mean_score(candidate.episodes):.3f}, {mean_tokens(candidate.episodes):.1f} tokens"
+    # scores of earlier weights are told, and compared with nothing
+    scores = "".join(f"{mean_score(earlier):.3f} -> " for earlier in candidate.earlier) + scores
     state = "" if candidate.state == "whole" else f", {candidate.state} after {len(candidate.episodes)} tasks"
+    if candidate.state == "old":
+        state = f", not played after training {candidate.episodes[-1].weights + 1}"
     fresh = f"; on fresh tasks {mean_score(candidate.confirmed):.3f}" if candidate.confirmed else ""
     causes = "".join(f"; {n} failed: {cause}" for cause, n in sorted(failures(candidate.episodes).items()))
     return f"{candidate.number}: {operators}: {scores}{state}{fresh}{causes}"
@@ -184,7 +204,7 @@ def _line(candidate: TeamCandidate) -> str:
 
 def _told(search: TeamSearch) -> list[TeamCandidate]:
     """Return the files that were edited, without those that were ruled out."""
-    return [c for c in search.archive.candidates if c.parent is not None and c.state == "whole"]
+    return [c for c in search.archive.candidates if c.parent is not None and c.state in ("whole", "old")]
 
 
 def _edit(search: TeamSearch, candidate: TeamCandidate) -> str:

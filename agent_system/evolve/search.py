@@ -10,13 +10,14 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.archive import (
     POLICIES,
     Archive,
     TeamCandidate,
+    check_weights,
     failures,
     mean_score,
     mean_tokens,
@@ -32,9 +33,14 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
 
 FINALISTS = 4
+MOST_TRAINED = 4
 MOST_HELD_OUT = 8
 FEWEST_GENERATIONS = 3
 INVALID_IN_A_ROW = 3
+# Tasks after which a new file with no other score than its parent is taken for the same, and how often a
+# generation replaces such files.
+SAME_TASKS = 32
+MOST_REPLACEMENTS = 2
 EARLIER = 8
 MOST_STORIES = 3
 
@@ -49,6 +55,7 @@ class TokenCounts:
     Attributes:
         proposals: tokens of the proposer.
         play, confirm, held_out: tokens that engines generated for episodes, by their purpose.
+        training: tokens that training runs generated.
         logical: tokens of the episodes' replies, kept ones included.
         calls, engine_calls: replies of the episodes, and those that engines generated.
         episodes: number of episodes, without those that are held out.
@@ -58,6 +65,7 @@ class TokenCounts:
     play: int = 0
     confirm: int = 0
     held_out: int = 0
+    training: int = 0
     logical: int = 0
     calls: int = 0
     engine_calls: int = 0
@@ -65,8 +73,27 @@ class TokenCounts:
 
     @property
     def spent(self) -> int:
-        """Tokens that count for the budget, which held-out play does not."""
+        """Tokens that count for the budget, which those of held-out play and of training do not."""
         return self.proposals + self.play + self.confirm
+
+
+class RoleTrainer(Protocol):
+    """Trains the roles of teams."""
+
+    async def train(self, number: int, generation: int, teams: Sequence[Team]) -> Mapping[str, Any]:
+        """Train teams together. Return, as values of JSON types, `tokens` that the training generated,
+        `roles`, the folder of every role's weights, and what tells these from others.
+
+        The result depends on teams, tasks, seeds and weights alone.
+        """
+        ...
+
+    def use(self, result: Mapping[str, Any]) -> None:
+        """Let teams play with the weights of a training, which may be one before a kill, from now on.
+
+        Raises AgentSystemError if they are gone or other ones.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -86,6 +113,7 @@ class SearchInputs:
         say: shows a line to the user.
         on_batch: called after every batch.
         limit: of the wealth with which a file is ruled out.
+        trainer: trains the best files between generations; None: no weights change.
     """
 
     settings: EvolveSettings
@@ -100,6 +128,7 @@ class SearchInputs:
     say: Callable[[str], None] = lambda text: None
     on_batch: Callable[[TeamSearch], None] = lambda search: None
     limit: float = RULED_OUT
+    trainer: RoleTrainer | None = None
 
 
 class TeamSearch:
@@ -112,6 +141,7 @@ class TeamSearch:
         generation: number of the last generation that has begun.
         stopped: why it ended before `evolve.generations`; empty if it did not.
         too_expensive: number of finalists for which the budget was not enough.
+        roles: folder of the adapter with which each role plays; empty before a training.
     """
 
     def __init__(self, inputs: SearchInputs, ledger: SearchLedger) -> None:
@@ -124,6 +154,7 @@ class TeamSearch:
         self.generation = 0
         self.stopped = ""
         self.too_expensive = 0
+        self.roles: Mapping[str, str] = {}
         self._policy = POLICIES[self.settings.policy]()
         self._stories: dict[str, list[Mapping[str, Any]]] = {}
 
@@ -135,8 +166,10 @@ class TeamSearch:
         await self._begin()
         while self.generation < self.settings.generations and not self._is_spent():
             self.generation += 1
-            await self._play(await self._children())
+            await self._play_generation()
             self._say_generation()
+            if self.generation < self.settings.generations and not self._is_spent():
+                await self._train()
         finalists = await self._confirm()
         self.chosen = self.archive.best(finalists, final_episodes)
         await self._play_held_out(self.chosen)
@@ -201,6 +234,41 @@ class TeamSearch:
         """Return the front of score and tokens of the finalists, on the tasks of these."""
         return pareto_front([c for c in self.archive.whole if c.confirmed], lambda c: c.confirmed)
 
+    async def _train(self) -> None:
+        """Train the best files of the front, and play them again: what any file has scored before is of
+        weights that are no more.
+        """
+        trainer = self.inputs.trainer
+        if trainer is None:
+            return
+        front = pareto_front(self.archive.whole, lambda c: c.episodes)
+        ranked = sorted(front, key=lambda c: (-self.archive.search_utility(c), c.number))
+        files = list({c.number: c for c in (self.archive.incumbent(), *ranked)}.values())[:MOST_TRAINED]
+        line = {"event": "train", "generation": self.generation, "files": [c.key for c in files]}
+        number = self.archive.weights + 1
+        result = await self.ledger.event(
+            line, lambda: trainer.train(number, self.generation, [c.team for c in files])
+        )
+        trainer.use(result)
+        self.counts.training += result["tokens"]
+        self.roles = result["roles"]
+        for candidate in self.archive.whole:
+            candidate.state = "old"
+        self._stories.clear()
+        self.archive.weights = number
+        for candidate in files:
+            candidate.earlier.append(candidate.episodes)
+            candidate.episodes = []
+            candidate.state = "playing"
+        await self._rounds(files, 0, self.settings.tasks, "play")
+        for candidate in files:
+            candidate.state = "whole"
+        best = self.archive.incumbent()
+        self.inputs.say(
+            f"training {number}: {len(files)} files, {self.settings.train_steps} steps; best "
+            f"{mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens"
+        )
+
     async def _begin(self) -> None:
         """Play the start files. Raise AgentSystemError where a search is of no use."""
         start = [self.inputs.parts.team(normal(team.source.value)) for team in self.inputs.start]
@@ -247,12 +315,23 @@ class TeamSearch:
             "files as large as the start file; larger ones cost more"
         )
 
-    async def _children(self) -> list[TeamCandidate]:
-        """Return the new files of a generation."""
+    async def _play_generation(self) -> None:
+        """Make new files and play them; those that turn out to do the same as others are replaced."""
+        missing = self.settings.children
+        for number in range(MOST_REPLACEMENTS + 1):
+            children = await self._children(number, missing)
+            await self._play(children)
+            missing = sum(child.state == "same" for child in children)
+            if not missing:
+                return
+
+    async def _children(self, round_number: int, count: int) -> list[TeamCandidate]:
+        """Return new files of a generation: `count`, or fewer."""
         children: list[TeamCandidate] = []
         invalid = 0
-        for number in range(self.settings.children * INVALID_IN_A_ROW):
-            if len(children) == self.settings.children or invalid == INVALID_IN_A_ROW or self._is_spent():
+        most = self.settings.children * INVALID_IN_A_ROW
+        for number in range(round_number * most, (round_number + 1) * most):
+            if len(children) == count or invalid == INVALID_IN_A_ROW or self._is_spent():
                 break
             rng = random.Random(stable_seed(self.inputs.seed, "evolve/propose", self.generation, number))
             parent = self._policy.parent(self.archive, rng)
@@ -341,14 +420,30 @@ class TeamSearch:
             for child in playing:
                 if self._is_out(child, incumbent):
                     child.state = "out"
+                elif self._is_same(child):
+                    child.state = "same"
             playing = [child for child in playing if child.state == "playing"]
         for child in playing:
             child.state = "whole"
 
     def _is_out(self, child: TeamCandidate, incumbent: TeamCandidate) -> bool:
+        check_weights([child.episodes, incumbent.episodes])
         pairs = zip(child.episodes, incumbent.episodes, strict=False)  # it has played less
         differences = [self.archive.utility(c) - self.archive.utility(i) for c, i in pairs]
         return is_ruled_out(differences, self.settings.margin, self.inputs.limit)
+
+    def _is_same(self, child: TeamCandidate) -> bool:
+        """Return whether a new file has had the score of the file that it was made of in every task so
+        far, for as many tokens or more: edits of steps that nobody reads, and of checks that approve
+        everything. They would fill the archive, and each would be edited again.
+        """
+        assert child.parent is not None, "it was edited"
+        if len(child.episodes) < SAME_TASKS:
+            return False
+        pairs = list(zip(child.episodes, self.archive.candidates[child.parent].episodes, strict=False))
+        check_weights(pairs)
+        dearer = sum(c.tokens - p.tokens for c, p in pairs) >= 0
+        return dearer and all(c.score == p.score for c, p in pairs)
 
     async def _play_held_out(self, choice: TeamCandidate) -> None:
         """Play the tasks that are held out: the front with the chosen file, and the start files."""
@@ -378,7 +473,7 @@ class TeamSearch:
 
         result = await self.ledger.event(line, work)
         for candidate in candidates:
-            episodes = episodes_of(result["episodes"][candidate.key])
+            episodes = episodes_of(result["episodes"][candidate.key], self.archive.weights)
             {"play": candidate.episodes, "confirm": candidate.confirmed, "held_out": candidate.held_out}[
                 purpose
             ].extend(episodes)

@@ -23,8 +23,9 @@ class EvolveSettings:
     policy: str = key(
         "evolution",
         "which files are edited: evolution (tournaments among the best files of each size) | tree "
-        "(draws among all files, better ones more often)",
-        choices=("evolution", "tree"),
+        "(draws among all files, better ones more often) | random (all files alike, those that were ruled "
+        "out as well: what a search finds that learns nothing from scores)",
+        choices=("evolution", "tree", "random"),
     )
     children: int = key(4, "new files of a generation", ge=1, le=64)
     generations: int = key(10, "number of generations, fewer if budget_tokens is spent before", ge=3)
@@ -50,6 +51,12 @@ class EvolveSettings:
         "agent of agent.agent_ids that writes edits, one behind agent.api for example; null: edits are "
         "drawn at random",
         check=texts,
+    )
+    train_steps: int = key(
+        0,
+        "training steps between generations: one run trains the best files together, an adapter for "
+        "every role, and they play again with what it has learned; 0: no weights change",
+        ge=0,
     )
     score: str = key("team_reward", "number of an episode that counts, from 0 to 1", check=texts)
     max_calls: int = key(32, "largest number of calls in a turn that an edit may lead to", ge=1, le=1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import logging
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from agent_system.launch.collector import (
     collector_settings,
 )
 from agent_system.launch.env_workers import env_workers
+from agent_system.launch.evolve_training import GenerationTraining, adapter_hash
 from agent_system.launch.train import log_to_terminal
 from agent_system.memory import SimpleMemory
 from agent_system.options import build_options
@@ -59,10 +62,10 @@ from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import Engines, for_serving, serving_plan, serving_team
+from verl.trainer.serving import Engines, for_serving, serve_adapters, serving_plan, serving_team
 from verl.utils.accuracy import wilson_interval
 from verl.utils.disk import writing
-from verl.utils.names import value_at
+from verl.utils.names import slug, value_at
 
 logger = logging.getLogger(__name__)
 PREFIX = "evolve."
@@ -71,6 +74,8 @@ LIMITS = ("budget_tokens", "generations")
 # Sections whose keys change what a search finds.
 INPUTS = ("data.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout.", "agent.", "env.", "reward.",
           "rollout.", "sandbox.")  # fmt: skip
+# Those that change what a training between generations learns.
+TRAINED_INPUTS = ("actor_rollout_ref.", "algorithm.", "critic.")
 
 
 def load_settings(arguments: Sequence[str]) -> EvolveSettings:
@@ -118,6 +123,7 @@ class EngineTeams:
         folder: has the files of the teams that were played.
         file_agents: agents of the files that the user names; others are those of edits.
         workers: of `env.workers`.
+        engines: has the clients, if `clients` are of no engines.
     """
 
     config: RunConfig
@@ -128,20 +134,34 @@ class EngineTeams:
     folder: Path
     file_agents: Collection[str]
     workers: Any = None
+    engines: SearchEngines | None = None
 
     def bindings(self) -> dict[str, AgentBinding | RemoteBinding]:
         """Return the agents of the run. A server's connection is that of one collector."""
-        bindings = agent_bindings(self.config, self.plan, self.tokenizers, self.clients)
-        return {
-            name: binding
-            if isinstance(binding, RemoteBinding)
-            else replace(
-                binding,
-                client=ReplayClient(binding.client, binding.wg_id, self.memory),
-                adapter=None,  # which without training is its base
-            )
-            for name, binding in bindings.items()
-        }
+        config = self.config if self.engines is None else self.engines.config
+        plan = self.plan if self.engines is None else self.engines.plan
+        clients = self.clients if self.engines is None else self.engines.clients()
+        bindings = agent_bindings(config, plan, self.tokenizers, clients)
+        return {name: self._with_kept_replies(binding) for name, binding in bindings.items()}
+
+    def _with_kept_replies(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
+        """Return a binding whose replies are kept."""
+        if isinstance(binding, RemoteBinding):
+            from agent_system.evolve.replay_api import ReplayEndpoint  # servers, which most runs do not have
+
+            return replace(binding, endpoint=ReplayEndpoint(binding.endpoint, self.memory))
+        weights = self.engines.weights_of(binding.policy_id) if self.engines is not None else ""
+        name = f"{binding.wg_id}@{weights}" if weights else binding.wg_id
+        return replace(
+            binding,
+            client=ReplayClient(binding.client, name, self.memory),
+            adapter=binding.adapter if weights else None,  # which without training is its base
+        )
+
+    @property
+    def served_agents(self) -> Collection[str]:
+        """Agents that are served as themselves: those of the user's files, and roles that were trained."""
+        return {*self.file_agents, *(self.engines.adapters if self.engines is not None else ())}
 
     def collector(self, team: Team) -> Collector:
         """Return the collector of a team. An agent that no file has is served as the one that it is
@@ -154,7 +174,7 @@ class EngineTeams:
         orchestra = GraphOrchestra(GraphOptions(str(path), max_calls=calls, tools=tools))
         run_bindings = self.bindings()
         bindings = {
-            name: replace(run_bindings[_base(team, name, self.file_agents)], agent_id=name)
+            name: replace(run_bindings[_base(team, name, self.served_agents)], agent_id=name)
             for name in team.agents
         }
         env_name = self.config.env.env_name
@@ -201,6 +221,60 @@ class EngineTeams:
             return binding.text_of(reply, prompt.text), tokens
 
         return ask
+
+
+class SearchEngines:
+    """The engines of a search, started when a team first plays, and anew for other weights.
+
+    Attributes:
+        config, plan: of the agents that are served, with the roles that were trained.
+        adapters: folder of the adapter of every role that was trained.
+    """
+
+    def __init__(self, config: RunConfig, plan: RunPlan) -> None:
+        self.config = config
+        self.plan = plan
+        self.adapters: Mapping[str, Path] = {}
+        self._hashes: dict[str, str] = {}
+        self._started = ExitStack()
+        self._clients: Mapping[str, Any] | None = None
+
+    def weights_of(self, policy: str) -> str:
+        """Return what tells the adapter of a policy from others; empty for one that was not trained."""
+        return self._hashes.get(policy, "")
+
+    def clients(self) -> Mapping[str, Any]:
+        """Return the clients of the engines, which are started if they are not."""
+        if self._clients is not None:
+            return self._clients
+        with ExitStack() as started:
+            controller = build_controller(self.config)
+            started.callback(controller.shutdown)
+            team = serving_team(self.config, self.plan, controller, Engines(name="", slots=None))
+            started.callback(team.shutdown)
+            team.start()
+            team.init_model(1)
+            self._clients = team.engines.clients
+            if self.adapters:
+                serve_adapters({slug(role): path for role, path in self.adapters.items()}, self.plan, team)
+                # a restarted one lacks the adapters
+                self._clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+            self._started = started.pop_all()
+        return self._clients
+
+    def serve(self, adapters: Mapping[str, Path]) -> None:
+        """Serve these adapters from now on, by role."""
+        self.free()
+        self.adapters = dict(adapters)
+        self._hashes = {slug(role): adapter_hash(path) for role, path in adapters.items()}
+        self.config = copy.deepcopy(self.config)
+        self.config.agent.agent_ids = list(dict.fromkeys([*self.config.agent.agent_ids, *adapters]))
+        self.plan = _plan_of(self.config)
+
+    def free(self) -> None:
+        """End the engines."""
+        self._clients = None
+        self._started.close()
 
 
 class _Proposer(BaseAgent):
@@ -274,11 +348,27 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
 
     Raises one of `USER_ERRORS`.
     """
+    search = open_search(settings, arguments)
+    with writing(search.folder):
+        (search.folder / "teams").mkdir(parents=True, exist_ok=True)
+        return search.run()
+
+
+def open_search(settings: EvolveSettings, arguments: Sequence[str]) -> EngineSearch:
+    """Return the search of a command line, before anything is loaded or written.
+
+    Raises one of `USER_ERRORS`.
+    """
     config = run_config(arguments)
     graph = dict(config.agent.orchestra.get("graph") or {})
     tools = list(graph.get("tools") or {})
     start = [Team.load(path, tools=tools) for path in settings.start]
     parts = [Team.load(path, tools=tools) for path in settings.parts]
+    training = None
+    if settings.train_steps:
+        options = {name: value for name, value in graph.items() if name not in ("file", "files")}
+        training = GenerationTraining(arguments, settings.train_steps, Path(), options)
+        training.check_keys([*start, *parts])
     # the agents of the files, behind those that the command line names
     named_agents = config.agent.agent_ids if any(key_of(a) == "agent.agent_ids" for a in arguments) else []
     of_files = [name for team in (*start, *parts) for name in team.agents]
@@ -297,9 +387,10 @@ def evolve(settings: EvolveSettings, arguments: Sequence[str]) -> Path:
     device = resolve_device(config.trainer.device)
     check_vllm(plan, device)
     folder = run_dir_of(config.trainer) / "evolve"
-    with writing(folder):
-        (folder / "teams").mkdir(parents=True, exist_ok=True)
-        return EngineSearch(settings, config, plan, start, parts, folder).run()
+    if training is not None:
+        training.folder = folder
+        training.check(start)
+    return EngineSearch(settings, config, plan, start, parts, folder, training)
 
 
 @dataclass(frozen=True)
@@ -311,6 +402,7 @@ class EngineSearch:
         config, plan: of the run.
         start, parts: files that are played at first, and those that edits take parts from.
         folder: has all files of the search.
+        training: between generations; None: no weights change.
     """
 
     settings: EvolveSettings
@@ -319,23 +411,18 @@ class EngineSearch:
     start: Sequence[Team]
     parts: Sequence[Team]
     folder: Path
+    training: GenerationTraining | None = None
 
     def run(self) -> Path:
         """Search, and return the path of the report. Raises one of `USER_ERRORS`."""
-        settings, config, plan, folder = self.settings, self.config, self.plan, self.folder
-        tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
+        settings, folder = self.settings, self.folder
         memory = ReplayMemory(folder / "replies.jsonl")
-        file_agents = {name for team in (*self.start, *self.parts) for name in team.agents}
-        clients: Mapping[str, Any] = dict.fromkeys(tokenizers)
-        unserved = EngineTeams(config, plan, tokenizers, clients, memory, folder / "teams", file_agents)
-        measures = [m for team in self.start for m in prompt_measures(unserved.collector(team))]
-        train, val = self._tasks(next(iter(tokenizers.values()), None), measures)
+        unserved = self.unserved(memory)
+        train, val = self.tasks(unserved)
         ledger = SearchLedger(folder, self._header(train, val), memory)
         try:
             with ExitStack() as started:
-                start_sandbox(config)
-                started.callback(close_shared)
-                check_endpoints(config.reward, plan)
+                teams = started.enter_context(self.serving(unserved))
                 display = started.enter_context(SearchDisplay(settings, Console()))
                 if ledger.resumed:
                     display.say(f"going on after {ledger.resumed} events of {folder / 'ledger.jsonl'}")
@@ -344,17 +431,42 @@ class EngineSearch:
                         f"{len(train)} training tasks for {settings.tasks} + {settings.confirm} places: "
                         "the finalists play some of them a second time, with other seeds"
                     )
-                clients = started.enter_context(self._engines())
-                workers = started.enter_context(env_workers(config))
-                teams = replace(unserved, clients=clients, workers=workers)
-                player = TeamPlayer(teams.collector, train, val, memory, settings.score, config.data.seed)
-                search = TeamSearch(self._inputs(teams, player, train, val, display), ledger)
+                player = TeamPlayer(
+                    teams.collector, train, val, memory, settings.score, self.config.data.seed
+                )
+                if self.training is not None:
+                    assert teams.engines is not None, "they are served"
+                    self.training.free = teams.engines.free
+                    self.training.serve = partial(_serve, teams.engines, player)
+                inputs = self._inputs(teams, player, train, val, display)
+                votes = any(b.val_sampling.temperature > 0 for b in unserved.bindings().values())
+                search = TeamSearch(replace(inputs, votes=votes), ledger)
                 asyncio.run(search.run())
                 path = write_report(search, folder, wilson_interval)
                 _say_result(search, display, path)
                 return path
         finally:
             ledger.close()
+
+    def unserved(self, memory: ReplayMemory) -> EngineTeams:
+        """Return teams without engines, for what needs none."""
+        tokenizers = {group.wg_id: load_group_tokenizer(group) for group in self.plan.groups}
+        file_agents = {name for team in (*self.start, *self.parts) for name in team.agents}
+        clients: Mapping[str, Any] = dict.fromkeys(tokenizers)
+        folder = self.folder / "teams"
+        return EngineTeams(self.config, self.plan, tokenizers, clients, memory, folder, file_agents)
+
+    @contextmanager
+    def serving(self, unserved: EngineTeams) -> Iterator[EngineTeams]:
+        """Return teams with engines, which start when the first one plays and end at exit."""
+        with ExitStack() as started:
+            start_sandbox(self.config)
+            started.callback(close_shared)
+            check_endpoints(self.config.reward, self.plan)
+            engines = SearchEngines(self.config, self.plan)
+            started.callback(engines.free)
+            workers = started.enter_context(env_workers(self.config))
+            yield replace(unserved, engines=engines, workers=workers)
 
     def _inputs(
         self,
@@ -374,16 +486,18 @@ class EngineSearch:
             Parts.of(files, settings.max_calls, tools, self.config.agent.agent_ids),
             player,
             num_val=len(val),
-            votes=any(b.val_sampling.temperature > 0 for b in teams.bindings().values()),
             ask=None if settings.proposer is None else teams.proposer(settings.proposer),
             tasks=TaskTexts.of([task.prompt for task in (*train, *val)], files),
             say=display.say,
             on_batch=display.on_batch,
+            trainer=self.training,
         )
 
-    def _tasks(self, tokenizer: Any, measures: Sequence[Any]) -> tuple[list[Task], list[Task]]:
+    def tasks(self, teams: EngineTeams) -> tuple[list[Task], list[Task]]:
         """Return the tasks of the search, and those that are held out. Raise DatasetError."""
         config = self.config
+        measures = [m for team in self.start for m in prompt_measures(teams.collector(team))]
+        tokenizer = next(iter(teams.tokenizers.values()), None)
         config.trainer.val_only = False
         train, val = build_datasets(config.data, config.env, config.trainer, tokenizer, measures)
         if train is None or not len(train):
@@ -397,10 +511,11 @@ class EngineSearch:
         end a search and may be raised later.
         """
         config = self.config
+        inputs = INPUTS if self.training is None else (*INPUTS, *TRAINED_INPUTS)
         changed = {
             name: value_at(config, name)
             for name, key in keys(RunConfig).items()
-            if name.startswith(INPUTS) and not key.secret and value_at(config, name) != key.default
+            if name.startswith(inputs) and not key.secret and value_at(config, name) != key.default
         }
         left_out = ("start", "parts", *LIMITS)
         graph = config.agent.orchestra["graph"]
@@ -419,17 +534,11 @@ class EngineSearch:
             "seed": config.data.seed,
         }
 
-    @contextmanager
-    def _engines(self) -> Iterator[Mapping[str, Any]]:
-        """Start the engines; yield their clients."""
-        with ExitStack() as started:
-            controller = build_controller(self.config)
-            started.callback(controller.shutdown)
-            team = serving_team(self.config, self.plan, controller, Engines(name="", slots=None))
-            started.callback(team.shutdown)
-            team.start()
-            team.init_model(1)
-            yield team.engines.clients
+
+def _serve(engines: SearchEngines, player: TeamPlayer, adapters: Mapping[str, Path]) -> None:
+    """Play with the adapters of roles from now on."""
+    engines.serve(adapters)
+    player.forget_teams()
 
 
 def _say_result(search: TeamSearch, display: SearchDisplay, path: Path) -> None:

@@ -28,6 +28,11 @@ EVOLVE = (
     "actor_rollout_ref.model.path=MODEL env.env_name=math data.train_files=train.parquet "
     "data.val_files=test.parquet"
 )
+TRAINED = (
+    "verl-mas evolve evolve.start=[start.yaml] evolve.parts=[parts.yaml] evolve.train_steps=30 "
+    "agent.specialization=lora actor_rollout_ref.model.path=MODEL env.env_name=math "
+    "data.train_files=train.parquet data.val_files=test.parquet"
+)
 # Command to what runs it; a path is a test or a script that exists.
 ELSEWHERE = {
     "bash scripts/test.sh": ".ci/run",
@@ -60,6 +65,7 @@ ELSEWHERE = {
     "bash examples/run_smollm2.sh": "tests/e2e/test_smollm2.py",
     "bash examples/run_evolve.sh": "tests/e2e/test_evolve.py",
     EVOLVE: "tests/e2e/test_evolve.py",
+    TRAINED: "tests/e2e/test_evolve_training.py",
 }
 SCRIPT = "bash examples/run_"
 TEAMS = {

@@ -199,6 +199,19 @@ def tensor_name(layer: str, part: str) -> str:
     return f"{PEFT_PREFIX}{layer}.{part}.weight"
 
 
+def read_adapter(path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder's adapter, on the CPU, by their names in PEFT's files. Raise
+    LoraTargetError for files that cannot be read.
+    """
+    from peft import load_peft_weights
+
+    try:
+        weights: dict[str, torch.Tensor] = load_peft_weights(str(path), device="cpu")
+    except Exception as error:  # a damaged file raises errors of several libraries
+        raise LoraTargetError(f"lora_adapter_path={path}: its weights cannot be read: {error}") from error
+    return weights
+
+
 def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.Tensor]:
     """Return the tensors of the adapter in `spec.path`, on the CPU, by their names in PEFT's files;
     {} without a path.
@@ -213,14 +226,7 @@ def initial_weights(model: torch.nn.Module, spec: LoraSpec) -> dict[str, torch.T
     """
     if spec.path is None:
         return {}
-    from peft import load_peft_weights
-
-    try:
-        weights: dict[str, torch.Tensor] = load_peft_weights(spec.path, device="cpu")
-    except Exception as error:  # a damaged file raises errors of several libraries
-        raise LoraTargetError(
-            f"lora_adapter_path={spec.path}: its weights cannot be read: {error}"
-        ) from error
+    weights = read_adapter(spec.path)
     expected = adapter_shapes(lora_targets(model, spec), spec.rank)
     for name in sorted(expected.keys() | weights.keys()):
         here = expected.get(name)

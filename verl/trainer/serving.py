@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from verl.models.loader import resolve_dtype
+from verl.models.lora import read_adapter
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward import RewardConfig
@@ -97,3 +100,22 @@ def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:
             )
             if not load_weights(team.engines.groups[spec.wg_id], buckets, saved.step, adapter):
                 raise CheckpointError(f"{saved.folder} has no weights of policy '{adapter or spec.wg_id}'")
+
+
+def serve_adapters(folders: Mapping[str, Path], plan: RunPlan, team: TeamWorkers) -> None:
+    """Send adapters to the engines of a plan, as the first weights of their policies.
+
+    Args:
+        folders: folder of a PEFT adapter by policy; policies without one are served as their base.
+        plan: of the engines.
+        team: the engines.
+
+    Raises LoraTargetError for a folder whose adapter cannot be read or does not fit.
+    """
+    transfer = ObjectStore()
+    for spec in plan.groups:
+        dtype = resolve_dtype(spec.config.rollout.dtype, team.controller.device)
+        for policy in [name for name in spec.adapters if name in folders]:
+            weights = read_adapter(folders[policy])
+            bucket = send_bucket(transfer, {name: value.to(dtype) for name, value in weights.items()})
+            load_weights(team.engines.groups[spec.wg_id], iter([bucket]), 0, policy)

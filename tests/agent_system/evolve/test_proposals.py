@@ -216,6 +216,7 @@ def test_the_form_of_a_reply_is_a_json_schema_of_the_edits() -> None:
     form = json.loads(structure())
     assert form["type"] == "structural_tag"
     assert form["format"]["json_schema"] == EDITS.json_schema()
+    assert all({"op", "at"} <= set(schema["required"]) for schema in EDITS.json_schema()["$defs"].values())
     ops = {schema["properties"]["op"]["const"] for schema in EDITS.json_schema()["$defs"].values()}
     assert ops == {
         "call", "insert", "drop", "who", "loop", "limit", "vote", "votes", "check", "branch", "see", "swap",

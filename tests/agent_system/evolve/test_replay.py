@@ -64,8 +64,44 @@ async def test_kept_replies_come_back_to_the_bit_up_to_the_size_that_was_committ
     client = ReplayClient(engine, "wg", again)
     assert [await client.generate(request(seed)) for seed in (3, 1)] == replies
     assert engine.count == 3
+    # the line that counts this one was not written: it is counted now, and not paid for again
+    assert (again.replies, again.tokens) == (0, 0)
     await client.generate(request(9))
-    assert engine.count == 4
+    assert engine.count == 3 and (again.replies, again.tokens) == (1, 2)
+    assert again.commit() > size
+
+
+@pytest.mark.parametrize("torn", [0, 1, 40])
+async def test_replies_that_arrived_before_a_kill_are_not_paid_for_again(tmp_path: Path, torn: int) -> None:
+    path = tmp_path / "replies.jsonl"
+    memory, engine = ReplayMemory(path), Engine()
+    client = ReplayClient(engine, "wg", memory)
+    await client.generate(request(1))
+    size = memory.commit()
+    replies = [await client.generate(request(seed)) for seed in (2, 3, 4)]
+    # killed here, perhaps while the last one was written
+    arrived = tmp_path / "replies.new.jsonl"
+    content = arrived.read_bytes()
+    assert content.count(b"\n") == 3
+    arrived.write_bytes(content[: len(content) - torn])
+    again = ReplayMemory(path)
+    again.load(size)
+    client = ReplayClient(engine, "wg", again)
+    assert [await client.generate(request(seed)) for seed in (2, 3)] == replies[:2]
+    last = await client.generate(request(4))
+    assert engine.count == 4 + bool(torn) and (last == replies[2]) != bool(torn)
+    assert (again.replies, again.tokens) == (3, 6)
+    third = ReplayMemory(path)
+    third.load(size)
+    client = ReplayClient(engine, "wg", third)
+    assert await client.generate(request(4)) == last, "killed twice in one batch"
+    assert engine.count == 4 + bool(torn)
+    written = again.commit()
+    await ReplayClient(engine, "wg", again).generate(request(5))
+    assert arrived.read_bytes().count(b"\n") == 1, "a new batch begins the file anew"
+    whole = ReplayMemory(path)
+    whole.load(written)
+    assert len(whole._kept) == 4
 
 
 async def test_the_oldest_replies_are_forgotten_in_an_order_that_arrival_does_not_change(
