@@ -34,6 +34,11 @@ COMMANDS = {
         "write a checkpoint's policies for transformers and peft: --checkpoint DIR --out DIR",
     ),
     "evolve": ("agent_system.evolve", (), "search for a team: evolve.start=[team.yaml] key=value ..."),
+    "audit": (
+        "agent_system.audit",
+        (),
+        "which agent's replies mattered, and whether advantages know it: RUN",
+    ),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }
 
