@@ -187,12 +187,14 @@ def _loader(saved: SavedRun, config: RunConfig, tokenizer: Any, collector: Colle
     """Return the loader of the training tasks, at its place after the checkpoint."""
     file = saved.folder / LOADER_FILE
     if not file.is_file():
-        raise CheckpointError(f"{saved.folder} has no {LOADER_FILE}, so its next tasks are not known; restore it")
-    train, _ = build_datasets(
-        config.data, config.env, config.trainer, tokenizer, prompt_measures(collector)
-    )
+        raise CheckpointError(
+            f"{saved.folder} has no {LOADER_FILE}, so its next tasks are unknown; restore it"
+        )
+    train, _ = build_datasets(config.data, config.env, config.trainer, tokenizer, prompt_measures(collector))
     assert train is not None, "a run that writes checkpoints has training tasks"
-    loader = TaskLoader(train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle)
+    loader = TaskLoader(
+        train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
+    )
     loader.load_state_dict(torch.load(file, weights_only=True))
     return loader
 
@@ -228,8 +230,6 @@ class PlayedStep:
     Attributes:
         number: of the step.
         samples: its rows and episodes.
-        greedy: greedy episodes for estimators that the run does not use; None if the step has its
-            own, or can have none.
         advantages: mean advantage of a row over its tokens by its key, by estimator; that of the
             run first.
         left_out: why other estimators have none.
@@ -259,17 +259,17 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
     Raises the errors of the collector, and NoSamplesError.
     """
     config = team.config
-    done = int(team.state["global_step"])
+    last = int(team.state["global_step"])
     credit = CreditAssigner(config, team.plan, team.workers)
     credit.load_state_dict(team.state["credit"])
     if credit.theta.adapts:
         team.collector.set_theta(credit.theta.value)
-    samples = await collect_step(config, team.plan, team.collector, team.loader, done + 1)
+    samples = await collect_step(config, team.plan, team.collector, team.loader, last + 1)
     batch = samples.batch
     if batch is None:
-        raise NoSamplesError(done + 1, samples.no_batch_reason)
+        raise NoSamplesError(last + 1, samples.no_batch_reason)
     used = config.algorithm.adv_estimator
-    advantages = {used: _means(credit.estimate(copy.deepcopy(batch), done))}
+    advantages = {used: _means(credit.estimate(copy.deepcopy(batch), last))}
     sampled = [e for e in samples.episodes if not e.uid.endswith(GREEDY_SUFFIX)]
     greedy_tokens = _tokens(samples.episodes) - _tokens(sampled)
     with_baselines = batch
@@ -277,7 +277,7 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
         from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
 
         tasks = list({e.uid: e.task for e in sampled}.values())
-        greedy = await team.collector.collect(tasks, 1, step=done + 1, greedy=True)
+        greedy = await team.collector.collect(tasks, 1, step=last + 1, greedy=True)
         greedy_tokens = _tokens(greedy.episodes)
         with_baselines = copy.deepcopy(batch)
         baselines, _ = reward_baselines(batch, greedy, config.reward.alpha)
@@ -289,14 +289,14 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
         other = replace(config, algorithm=_with_estimator(config.algorithm, name))
         try:
             estimated = CreditAssigner(other, team.plan, team.workers).estimate(
-                copy.deepcopy(with_baselines), done
+                copy.deepcopy(with_baselines), last
             )
         except ValueError as error:
             left_out[name] = str(error).splitlines()[0]
             continue
         advantages[name] = _means(estimated)
     tokens = {name: _tokens(sampled) + (greedy_tokens if name == REMAX else 0) for name in advantages}
-    return PlayedStep(done + 1, samples, advantages, left_out, tokens)
+    return PlayedStep(last + 1, samples, advantages, left_out, tokens)
 
 
 def _can_play_greedy(config: RunConfig, plan: RunPlan) -> bool:
@@ -363,22 +363,22 @@ async def _audited(team: AuditedTeam, size: AuditSize) -> dict[str, Any]:
 
     step = await play_step(team)
     decisions = decisions_of(step.episodes, next(iter(step.advantages.values())))
-    chosen = spread(decisions, size.decisions, size.seed)
-    if not chosen:
+    audited = spread(decisions, size.decisions, size.seed)
+    if not audited:
         raise AgentSystemError(f"step {step.number} has no trained reply to audit")
     rewards = [e.team_reward for e in step.episodes]
     say(
         f"step {step.number}: {len(step.episodes)} episodes, mean team reward {np.mean(rewards):.3f}, "
         f"{len(decisions)} decisions, {_tokens(step.samples.episodes):,} tokens"
     )
-    say(_cost(chosen, size, step))
-    outcomes = await _replayed(team, chosen, size, step.number, console)
+    say(_cost(audited, size, step))
+    outcomes = await _replayed(team, audited, size, step.number, console)
     measured = Measured.of(outcomes, decisions)
     causes = Counter(outcome.cause for outcome in outcomes if outcome.cause)
     result = {
         "played": step.number,
-        "tasks": len({d.episode.uid for d in chosen}),
-        "decisions": len(chosen),
+        "tasks": len({d.episode.uid for d in audited}),
+        "decisions": len(audited),
         "alternatives": size.alternatives,
         "continuations": size.continuations,
         "seed": size.seed,
@@ -397,32 +397,32 @@ async def _audited(team: AuditedTeam, size: AuditSize) -> dict[str, Any]:
     return result
 
 
-def _cost(chosen: list[Decision], size: AuditSize, step: PlayedStep) -> str:
+def _cost(audited: list[Decision], size: AuditSize, step: PlayedStep) -> str:
     """Return what replays will cost, as a line."""
-    replies = expected_replies(chosen, size)
+    replies = expected_replies(audited, size)
     calls = sum(len(e.samples) + len(e.unheard) for e in step.episodes)
     return (
-        f"{len(chosen)} decisions x ({size.alternatives} alternatives + {size.alternatives + 1} arms x "
+        f"{len(audited)} decisions x ({size.alternatives} alternatives + {size.alternatives + 1} arms x "
         f"{size.continuations} continuations): about {replies:,} replies, as many as "
         f"{replies / max(calls, 1):.1f} steps sample"
     )
 
 
 async def _replayed(
-    team: AuditedTeam, chosen: list[Decision], size: AuditSize, step: int, console: Console
+    team: AuditedTeam, audited: list[Decision], size: AuditSize, step: int, console: Console
 ) -> list[Outcome]:
     with Progress(
         TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=console, disable=not console.is_terminal,
     ) as progress:  # fmt: skip
-        task = progress.add_task("replaying", total=len(chosen))
-        async with team.replayer.playing(len(chosen)) as player:
+        task = progress.add_task("replaying", total=len(audited))
+        async with team.replayer.playing(len(audited)) as player:
             arms = ArmPlayer(
                 player, team.replays, size, step,
                 by_prompt=not team.replayer.orchestra.uses_prompts,
                 on_outcome=lambda outcome: progress.advance(task),
             )  # fmt: skip
-            return await arms.play(chosen)
+            return await arms.play(audited)
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -445,19 +445,21 @@ def show(result: Mapping[str, Any], console: Console) -> None:
             _interval(row["effect"], row["low"], row["high"]), share, f"{row['no_other_action']:.0%}",
         )  # fmt: skip
     print_table(effects, console)
-    known = Table(title="Do advantages know it? Rank correlation with (reply - alternatives)")
+    agreement = Table(title="Do advantages know it? Rank correlation with (reply - alternatives)")
     for heading in ("estimator", "agent", "Spearman", "by chance", "reliability", "A = 0", "tokens", ""):
-        known.add_column(heading, justify="left" if heading in ("estimator", "agent") else "right", no_wrap=True)
+        agreement.add_column(
+            heading, justify="left" if heading in ("estimator", "agent") else "right", no_wrap=True
+        )
     for row in result["estimators"]:
         has = row["spearman"] is not None
-        known.add_row(
+        agreement.add_row(
             (row["name"] + (" (the run's)" if row["used"] else "")) if row["agent"] is None else "",
             row["agent"] or "all",
             f"{row['spearman']:.2f}" if has else "-",
             f"{row['shuffled_low']:.2f} to {row['shuffled_high']:.2f}" if has else "-",
             f"{row['reliability']:.2f}", f"{row['zero_advantages']:.0%}", f"{row['tokens']:,}", row["verdict"],
         )  # fmt: skip
-    print_table(known, console)
+    print_table(agreement, console)
 
 
 def _interval(value: float, low: float, high: float) -> str:

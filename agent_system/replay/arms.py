@@ -124,11 +124,11 @@ def spread(decisions: Sequence[Decision], count: int, seed: int) -> list[Decisio
     for queue in queues:
         random.shuffle(queue)
     random.shuffle(queues)  # so that no stratum is always the first that gets one more
-    chosen: list[Decision] = []
-    while queues and len(chosen) < count:
-        chosen += [queue.pop() for queue in queues][: count - len(chosen)]
+    sample: list[Decision] = []
+    while queues and len(sample) < count:
+        sample += [queue.pop() for queue in queues][: count - len(sample)]
         queues = [queue for queue in queues if queue]
-    return chosen
+    return sample
 
 
 def expected_replies(decisions: Sequence[Decision], size: AuditSize) -> int:
@@ -240,7 +240,9 @@ class ArmPlayer:
         assert episode.task is not None, "episodes that are not read from a trajectory file have tasks"
         self._number += 1
         name = str(self._number)
-        replay = Replay(recorded, reply, ("replay", self.size.seed, *map(str, decision.key), arm, continuation))
+        replay = Replay(
+            recorded, reply, ("replay", self.size.seed, *map(str, decision.key), arm, continuation)
+        )
         spec = ReplaySpec(episode.task, episode.uid, episode.index, self.step, False, name=name)
         self.replays.add(name, replay)
         try:

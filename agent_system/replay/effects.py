@@ -28,6 +28,7 @@ TAIL = 2.5  # percent on each side of an interval
 FEW = 5  # decisions of an agent in a turn that have a row and shuffles of their own
 ENOUGH = 8  # decisions for a rank correlation
 RELIABLE = 0.3
+DIGITS = 6  # values that differ by less are tied
 ZERO = 1e-8  # an advantage that trains nothing
 
 
@@ -58,18 +59,18 @@ class Measured:
         """Return the numbers of outcomes; `decisions` are all of the step, of which they were drawn."""
         restored = [outcome for outcome in outcomes if not outcome.cause]
         of_step = Counter(decision.stratum for decision in decisions)
-        drawn = Counter(outcome.decision.stratum for outcome in restored)
+        of_sample = Counter(outcome.decision.stratum for outcome in restored)
         tasks = {uid: i for i, uid in enumerate(dict.fromkeys(o.decision.episode.uid for o in restored))}
         parts = [_parts(np.array(outcome.rewards)) for outcome in restored]
         return cls(
             restored,
-            np.array([of_step[o.decision.stratum] / drawn[o.decision.stratum] for o in restored]),
+            np.array([of_step[o.decision.stratum] / of_sample[o.decision.stratum] for o in restored]),
             *(np.array([part[i] for part in parts]) for i in range(3)),
             np.array([tasks[o.decision.episode.uid] for o in restored], dtype=np.int64),
             np.array([len(set(o.actions)) > 1 for o in restored], dtype=bool),
         )
 
-    def rows(self, agent: str | None, turn: int | None = None) -> np.ndarray:
+    def places(self, agent: str | None, turn: int | None = None) -> np.ndarray:
         """Return the indices of an agent's decisions, in one turn or all; None: of all agents."""
         return np.array(
             [
@@ -114,39 +115,39 @@ def effects_table(measured: Measured, episodes: int, variance: float, seed: int)
     """
     rows = []
     for agent in measured.agents():
-        of_agent = measured.rows(agent)
+        of_agent = measured.places(agent)
         turns = Counter(measured.outcomes[i].decision.row.identity.turn for i in of_agent)
-        shown = sorted(turn for turn, count in turns.items() if count >= FEW) if len(turns) > 1 else []
-        for turn in (None, *shown):
-            chosen = measured.rows(agent, turn)
-            rows.append({"agent": agent, "turn": turn} | _effect(measured, chosen, episodes, variance, seed))
+        with_rows = sorted(turn for turn, count in turns.items() if count >= FEW) if len(turns) > 1 else []
+        for turn in (None, *with_rows):
+            places = measured.places(agent, turn)
+            rows.append({"agent": agent, "turn": turn} | _effect(measured, places, episodes, variance, seed))
     return rows
 
 
 def _effect(
-    measured: Measured, chosen: np.ndarray, episodes: int, variance: float, seed: int
+    measured: Measured, places: np.ndarray, episodes: int, variance: float, seed: int
 ) -> dict[str, Any]:
-    weight = measured.weight[chosen]
-    choice = weight * measured.choice[chosen]
-    tasks = measured.task[chosen]
+    weight = measured.weight[places]
+    choice = weight * measured.choice[places]
+    tasks = measured.task[places]
     names = np.unique(tasks)
     sums = np.array([[part[tasks == name].sum() for name in names] for part in (choice, weight)])
     resampled = np.random.default_rng(seed).multinomial(
         len(names), np.full(len(names), 1 / len(names)), size=RESAMPLES
     )
-    drawn = resampled @ sums.T
+    sums_drawn = resampled @ sums.T
     scale = episodes * variance
-    low, high = np.percentile(_root(drawn[:, 0] / drawn[:, 1]), [TAIL, 100 - TAIL])
-    shares = np.clip(np.percentile(drawn[:, 0], [TAIL, 100 - TAIL]) / scale, 0, None) if scale else None
+    low, high = np.percentile(_root(sums_drawn[:, 0] / sums_drawn[:, 1]), [TAIL, 100 - TAIL])
+    shares = np.clip(np.percentile(sums_drawn[:, 0], [TAIL, 100 - TAIL]) / scale, 0, None) if scale else None
     return {
-        "decisions": len(chosen),
+        "decisions": len(places),
         "effect": float(_root(choice.sum() / weight.sum())),
         "low": float(low),
         "high": float(high),
         "share": max(float(choice.sum() / scale), 0.0) if scale else None,
         "share_low": None if shares is None else float(shares[0]),
         "share_high": None if shares is None else float(shares[1]),
-        "no_other_action": float(1 - np.average(measured.other[chosen], weights=weight)),
+        "no_other_action": float(1 - np.average(measured.other[places], weights=weight)),
     }
 
 
@@ -174,34 +175,34 @@ def estimator_rows(
     rows = []
     for name, values in advantages.items():
         for agent in (None, *(agents if len(agents) > 1 else ())):
-            chosen = measured.rows(agent)
-            own = np.array([values[measured.outcomes[i].decision.key] for i in chosen])
+            places = measured.places(agent)
+            advantage = np.array([values[measured.outcomes[i].decision.key] for i in places])
             rows.append(
                 {"name": name, "agent": agent, "used": name == used}
-                | _agreement(measured, chosen, own, seed)
+                | _agreement(measured, places, advantage, seed)
                 | {"tokens": tokens[name]}
             )
     return rows
 
 
-def reliability(measured: Measured, chosen: np.ndarray) -> float:
+def reliability(measured: Measured, places: np.ndarray) -> float:
     """Return the share of the variance of `d` that is not its own error, 0 to 1; 0 where `d` does
     not vary.
     """
-    variance = measured.target[chosen].var(ddof=1) if len(chosen) > 1 else 0.0
+    variance = measured.target[places].var(ddof=1) if len(places) > 1 else 0.0
     if variance <= 0:
         return 0.0
-    return float(np.clip(1 - measured.noise[chosen].mean() / variance, 0, 1))
+    return float(np.clip(1 - measured.noise[places].mean() / variance, 0, 1))
 
 
-def _agreement(measured: Measured, chosen: np.ndarray, values: np.ndarray, seed: int) -> dict[str, Any]:
+def _agreement(measured: Measured, places: np.ndarray, values: np.ndarray, seed: int) -> dict[str, Any]:
     """Return the rank correlation of advantages with `d`, and that of shuffled advantages."""
-    target = ranks(measured.target[chosen])
-    trust = reliability(measured, chosen)
-    ranked = ranks(values)
-    found = _correlation(ranked[None], target)[0]
+    target = ranks(measured.target[places].round(DIGITS))
+    trust = reliability(measured, places)
+    ranked = ranks(values.round(DIGITS))
+    correlation = _correlation(ranked[None], target)[0]
     # shuffled within agent and turn; turns with few decisions of an agent together
-    decisions = [measured.outcomes[i].decision for i in chosen]
+    decisions = [measured.outcomes[i].decision for i in places]
     counts = Counter(decision.stratum for decision in decisions)
     strata = defaultdict(list)
     for i, decision in enumerate(decisions):
@@ -212,14 +213,13 @@ def _agreement(measured: Measured, chosen: np.ndarray, values: np.ndarray, seed:
     for members in strata.values():
         shuffled[:, members] = random.permuted(shuffled[:, members], axis=1)
     by_chance = _correlation(shuffled, target)
-    defined = math.isfinite(found)
+    defined = math.isfinite(correlation)
     low, high = np.percentile(by_chance, [TAIL, 100 - TAIL]) if defined else (None, None)
-    if len(chosen) < ENOUGH or trust < RELIABLE:
+    verdict = "agrees" if defined and correlation > high else "does not"
+    if len(places) < ENOUGH or trust < RELIABLE:
         verdict = "inconclusive"
-    else:
-        verdict = "agrees" if defined and found > high else "does not"
     return {
-        "spearman": float(found) if defined else None,
+        "spearman": float(correlation) if defined else None,
         "shuffled_low": None if low is None else float(low),
         "shuffled_high": None if high is None else float(high),
         "reliability": trust,
