@@ -24,14 +24,7 @@ from rich.table import Table
 
 from agent_system.errors import AgentSystemError
 from agent_system.launch.checks import build_datasets, check_team, prompt_measures, start_sandbox
-from agent_system.launch.collector import (
-    agent_bindings,
-    build_collector,
-    build_reward_model,
-    check_endpoints,
-    collector_settings,
-    orchestra_options,
-)
+from agent_system.launch.collector import build_collector, build_reward_model, check_endpoints
 from agent_system.launch.env_workers import env_workers
 from agent_system.record import EpisodeRecord
 from agent_system.replay.arms import (
@@ -44,7 +37,7 @@ from agent_system.replay.arms import (
     expected_replies,
     spread,
 )
-from agent_system.replay.client import Replays, with_prefixes
+from agent_system.replay.client import Replays, replayer
 from agent_system.replay.effects import Measured, effects_table, estimator_rows
 from agent_system.rollout.collector import Collector
 from agent_system.sandbox import close_shared
@@ -171,16 +164,10 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
         clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
         workers = started.enter_context(env_workers(config))
         replays = Replays()
-        yield AuditedTeam(
-            config,
-            plan,
-            state,
-            build_collector(config, plan, tokenizers, clients, workers),
-            _replayer(config, plan, tokenizers, clients, workers, replays),
-            replays,
-            loader,
-            team,
-        )
+        collector = build_collector(config, plan, tokenizers, clients, workers)
+        model = build_reward_model(config.data, config.reward, plan, tokenizers, clients)
+        again = replayer(collector, replays, workers, model)
+        yield AuditedTeam(config, plan, state, collector, again, replays, loader, team)
 
 
 def _loader(saved: SavedRun, config: RunConfig, tokenizer: Any, collector: Collector) -> TaskLoader:
@@ -197,30 +184,6 @@ def _loader(saved: SavedRun, config: RunConfig, tokenizer: Any, collector: Colle
     )
     loader.load_state_dict(torch.load(file, weights_only=True))
     return loader
-
-
-def _replayer(
-    config: RunConfig,
-    plan: RunPlan,
-    tokenizers: Mapping[str, Any],
-    clients: Mapping[str, Any],
-    workers: Any,
-    replays: Replays,
-) -> Collector:
-    """Return the collector of replays: one reply a call, no rows."""
-    settings = replace(
-        collector_settings(config, plan), tree=None, tool_sequences=(), repeat_calls={}, max_failure_rate=1.0
-    )
-    return Collector.from_names(
-        orchestra_type=config.agent.orchestra_type,
-        env_name=config.env.env_name,
-        bindings=with_prefixes(agent_bindings(config, plan, tokenizers, clients), replays),
-        settings=settings,
-        orchestra_options=orchestra_options(config.agent, config.gateway),
-        env_params=config.env.params,
-        workers=workers,
-        reward_model=build_reward_model(config.data, config.reward, plan, tokenizers, clients),
-    )
 
 
 @dataclass(frozen=True)

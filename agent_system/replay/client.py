@@ -12,16 +12,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.record import EpisodeRecord, Sample
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.call import EpisodeSpec
+from agent_system.rollout.collector import Collector
 from agent_system.rollout.ledger import NEVER
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.seeds import stable_seed
 from verl.protocol.generate import GenerateRequest, Generation, RolloutClient, RolloutError, SamplingParams
+
+if TYPE_CHECKING:
+    from agent_system.env_workers import EnvWorkers
+    from agent_system.reward.model import RewardModel
 
 MARK = "~"  # between the id of an episode and the name of a replay of it
 # Why a decision could not be restored.
@@ -258,6 +263,34 @@ class PrefixBinding(RemoteBinding):
         replay.sampled += len(replies)
         replay.tokens += sum(int(getattr(reply, "reply_tokens", 0)) for reply in replies)
         return replies
+
+
+def replayer(
+    collector: Collector,
+    replays: Replays,
+    workers: EnvWorkers | None = None,
+    model: RewardModel | None = None,
+) -> Collector:
+    """Return a collector that plays episodes of `collector` again: one reply a call, no rows.
+
+    Args:
+        collector: played them.
+        replays: what its agents are answered from.
+        workers, model: those of `collector`.
+    """
+    settings = replace(
+        collector.settings, tree=None, tool_sequences=(), repeat_calls={}, max_failure_rate=1.0
+    )
+    runtimes = collector.runtimes
+    return Collector(
+        collector.orchestra,
+        {name: runtime.agent for name, runtime in runtimes.items()},
+        collector.env,
+        with_prefixes({name: runtime.binding for name, runtime in runtimes.items()}, replays),
+        settings,
+        workers,
+        model,
+    )
 
 
 def with_prefixes(

@@ -1,0 +1,191 @@
+"""Decisions of every built-in team are restored exactly, and where a world is not, this is counted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_system import Task
+from agent_system.record import EpisodeRecord
+from agent_system.replay.client import OTHER_PROMPT
+from agent_system.rollout import Collector
+from agent_system.testing import scripted_team
+from agent_system.workflows.math import MathEnv
+from agent_system.workflows.plan_path import PlanPathEnv
+from tests.agent_system.replay.conftest import Dice
+from tests.agent_system.workflows.plan_path.conftest import AROUND
+from tests.agent_system.workflows.search.conftest import LINES, TASK
+from tests.agent_system.workflows.sokoban.conftest import TWO
+from tests.agent_system.workflows.sudoku.conftest import CLUES
+from verl.trainer.config.run import TreeConfig
+
+Run = Callable[..., Any]
+GRAPH = """\
+team: 1
+agents:
+  A: {prompt: "A {env_prompt}{team_context}", answer: number}
+  B: {prompt: "B {env_prompt}{team_context}", answer: number}
+  C: {prompt: "C {env_prompt}{team_context}", answer: number}
+do:
+- parallel: [[{call: A, id: a}], [{call: B, id: b}]]
+- {call: C, id: c}
+return: c
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """A team and what its agents say, at random."""
+
+    agents: tuple[str, ...]
+    task: Task
+    replies: tuple[str, ...]
+    env_name: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+MOVES = ("<moves>D, D</moves>", "<moves>R, R</moves>", "<moves>U</moves>", "nothing", "<moves>L</moves>")
+WORLDS = {
+    "math": World(
+        ("Solver Agent", "Verifier Agent"),
+        Task("t", "What is 6 times 7?", "demo", "42"),
+        ("so \\boxed{42}", "<verify>approve</verify>", "<verify>reject</verify>", "\\boxed{41}", "hm"),
+    ),
+    "single": World(
+        ("Single Agent",),
+        Task("t", "What is 6 times 7?", "demo", "42"),
+        ("\\boxed{42}", "\\boxed{1}"),
+        "math",
+    ),
+    "plan_path": World(
+        ("Tool Agent", "Executor Agent"),
+        Task("t", AROUND, "demo", extra={"map": AROUND}),
+        MOVES,
+        settings={"max_steps": 4},
+    ),
+    "sokoban": World(
+        ("Tool Agent", "Executor Agent"), Task("t", TWO, "demo"), MOVES, settings={"max_steps": 3}
+    ),
+    "sudoku": World(
+        ("Tool Agent", "Executor Agent"),
+        Task("t", "the puzzle", "demo", None, {"puzzle": CLUES}),
+        ("<plan>1 2 2</plan><action>1 2 2</action>", "<plan>1 1 2</plan><action>1 1 2</action>", "what?"),
+        settings={"max_steps": 3},
+    ),
+    "search": World(
+        ("Verifier Agent", "Search Agent", "Answer Agent"),
+        TASK,
+        (
+            "<verify>no</verify><search>author of Tamo</search><answer>Dena</answer>",
+            "<verify>yes</verify><search>birthplace of Kilu</search><answer>Kilu</answer>",
+        ),
+        settings={"max_steps": 3},
+    ),
+}
+
+
+@pytest.fixture
+def team(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Collector]]:
+    """A scripted team whose agents draw from the replies of a world."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+
+    def make(workflow: str, world: World, options: Any = None, **settings: Any) -> Collector:
+        engine = Dice(tokenizer, lambda _, dice: dice.choice(world.replies))
+        env = {"corpus": str(corpus), "topk": 1} if workflow == "search" else None
+        collector = scripted_team(
+            workflow,
+            dict.fromkeys(world.agents, ["unused"]),
+            env_name=world.env_name,
+            options=options,
+            env_params=env,
+            tokenizer=tokenizer,
+            max_failure_rate=0.0,
+            **(world.settings | settings),
+        )
+        for runtime in collector.runtimes.values():
+            object.__setattr__(runtime.binding, "client", engine)
+        return collector
+
+    yield make
+
+
+@pytest.mark.parametrize("name", WORLDS)
+async def test_every_decision_of_a_built_in_team_is_restored(audited: Run, team: Any, name: str) -> None:
+    audit = await audited(team(name, WORLDS[name]), [WORLDS[name].task], 6)
+    assert audit.causes == [] and len(audit.outcomes) == len(audit.decisions) > 6
+    asked = {outcome.decision.row.agent_id for outcome in audit.outcomes}
+    assert asked == set(WORLDS[name].agents)
+
+
+async def test_the_committed_replies_of_a_tree_are_restored(audited: Run, team: Any) -> None:
+    tree = TreeConfig(k=3, epsilon=0.5)
+    from verl.trainer.config.reward import RewardConfig
+
+    collector = team("plan_path", WORLDS["plan_path"], tree=tree, reward=RewardConfig(team_scope="call"))
+    audit = await audited(collector, [WORLDS["plan_path"].task], 3)
+    assert audit.causes == [] and len(audit.outcomes) > 6
+    assert all(outcome.decision.row.identity.committed for outcome in audit.outcomes)
+
+
+async def test_a_call_beside_the_decision_keeps_its_reply(audited: Run, team: Any, tmp_path: Path) -> None:
+    (tmp_path / "team.yaml").write_text(GRAPH)
+    world = World(("A", "B", "C"), Task("t", "6 x 7?", "demo", "42"), ("42", "41", "7"), "math")
+    audit = await audited(team("graph", world, {"file": str(tmp_path / "team.yaml")}), [world.task], 4)
+    assert audit.causes == []
+    followers = {o.decision.row.agent_id: o.decision.followers for o in audit.outcomes}
+    assert followers == {"A": 1, "B": 1, "C": 0}
+
+
+class Restless(PlanPathEnv):
+    """Not deterministic: its first text has a number that no seed sets."""
+
+    def reset(self, task: Task) -> Any:
+        first = super().reset(task)
+        noise = random.SystemRandom().random()
+        return type(first)(f"{first.text}\n{noise}", first.info | {"anchor": str(noise)})
+
+
+class OtherPay(MathEnv):
+    """Not deterministic: its prompts are, its rewards are not."""
+
+    async def step(self, action: str) -> Any:
+        outcome = await super().step(action)
+        return type(outcome)(
+            random.SystemRandom().random(), outcome.local, outcome.done, outcome.info, outcome.observation
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "cause"),
+    [("plan_path", Restless, OTHER_PROMPT), ("math", OtherPay, "the episode ends with another reward")],
+)
+async def test_a_world_that_is_not_deterministic_is_not_restored(
+    audited: Run, team: Any, name: str, env: Any, cause: str
+) -> None:
+    collector = team(name, WORLDS[name])
+    object.__setattr__(collector.env, "cls", env)
+    audit = await audited(collector, [WORLDS[name].task], 4)
+    assert cause in audit.causes
+    restored = [o for o in audit.outcomes if not o.cause]
+    assert not [o for o in restored if not o.decision.followers], "a last call with another reward is told"
+
+
+async def test_the_replies_before_a_decision_are_those_of_the_record(
+    audited: Run, team: Any, tokenizer: Any
+) -> None:
+    """An engine that is asked again for a reply before the decision would sample another one."""
+    world = WORLDS["math"]
+    collector = team("math", world)
+    audit = await audited(collector, [world.task], 5)
+    record: EpisodeRecord = audit.episodes[0]
+    assert [o.rewards[0][0] for o in audit.outcomes if not o.decision.followers] == [
+        o.decision.episode.team_reward for o in audit.outcomes if not o.decision.followers
+    ]
+    assert record.task == world.task
