@@ -101,7 +101,7 @@ def team(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Collector]]:
         env = {"corpus": str(corpus), "topk": 1} if workflow == "search" else None
         collector = scripted_team(
             workflow,
-            dict.fromkeys(world.agents, ["unused"]),
+            {name: ["unused"] for name in world.agents},
             env_name=world.env_name,
             options=options,
             env_params=env,
