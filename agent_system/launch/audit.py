@@ -31,8 +31,8 @@ from agent_system.replay.arms import (
     ArmPlayer,
     AuditSize,
     Decision,
+    DecisionOutcome,
     Key,
-    Outcome,
     decisions_of,
     expected_replies,
     spread,
@@ -46,7 +46,7 @@ from verl.protocol.generate import GREEDY_SUFFIX
 from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.checkpoint.store import STATE_FILE
-from verl.trainer.config import AlgorithmConfig, RunConfig
+from verl.trainer.config import RunConfig
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults
@@ -193,14 +193,17 @@ class PlayedStep:
     Attributes:
         number: of the step.
         samples: its rows and episodes.
-        advantages: mean advantage of a row over its tokens by its key, by estimator; that of the
-            run first.
-        left_out: why other estimators have none.
+        rows: keys of the rows.
+        used: the estimator of the run.
+        advantages: mean advantage of a row over its tokens by its key, by estimator.
+        left_out: why others have none.
         tokens: that each estimator needs.
     """
 
     number: int
     samples: StepSamples
+    rows: set[Key]
+    used: str
     advantages: Mapping[str, Mapping[Key, float]]
     left_out: Mapping[str, str]
     tokens: Mapping[str, int]
@@ -208,11 +211,7 @@ class PlayedStep:
     @property
     def episodes(self) -> list[EpisodeRecord]:
         """Its sampled episodes that did not fail."""
-        return [
-            e
-            for e in self.samples.episodes
-            if isinstance(e, EpisodeRecord) and not e.failed and not e.uid.endswith(GREEDY_SUFFIX)
-        ]
+        return [e for e in _sampled(self.samples.episodes) if not e.failed]
 
 
 async def play_step(team: AuditedTeam) -> PlayedStep:
@@ -232,47 +231,53 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
     if batch is None:
         raise NoSamplesError(last + 1, samples.no_batch_reason)
     used = config.algorithm.adv_estimator
-    advantages = {used: _means(credit.estimate(copy.deepcopy(batch), last))}
-    sampled = [e for e in samples.episodes if not e.uid.endswith(GREEDY_SUFFIX)]
-    greedy_tokens = _tokens(samples.episodes) - _tokens(sampled)
-    with_baselines = batch
-    if "reward_baselines" not in batch.non_tensor_batch and _can_play_greedy(config, team.plan):
-        from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
-
-        tasks = list({e.uid: e.task for e in sampled}.values())
-        greedy = await team.collector.collect(tasks, 1, step=last + 1, greedy=True)
-        greedy_tokens = _tokens(greedy.episodes)
-        with_baselines = copy.deepcopy(batch)
-        baselines, _ = reward_baselines(batch, greedy, config.reward.alpha)
-        with_baselines.non_tensor_batch["reward_baselines"] = baselines
+    with_baselines, greedy_tokens = await _greedy_baselines(team, samples, last + 1)
+    advantages: dict[str, Mapping[Key, float]] = {}
     left_out = {}
-    for name in ESTIMATORS.names():
-        if name in advantages:
-            continue
-        other = replace(config, algorithm=_with_estimator(config.algorithm, name))
+    for name in dict.fromkeys((used, *ESTIMATORS.names())):
+        if name != used:
+            credit = CreditAssigner(_with_estimator(config, name), team.plan, team.workers)
+        rows = copy.deepcopy(batch if name == used else with_baselines)
         try:
-            estimated = CreditAssigner(other, team.plan, team.workers).estimate(
-                copy.deepcopy(with_baselines), last
-            )
+            advantages[name] = _means(credit.estimate(rows, last))
         except ValueError as error:
             left_out[name] = str(error).splitlines()[0]
-            continue
-        advantages[name] = _means(estimated)
-    tokens = {name: _tokens(sampled) + (greedy_tokens if name == REMAX else 0) for name in advantages}
-    return PlayedStep(last + 1, samples, advantages, left_out, tokens)
+    episode_tokens = _tokens(_sampled(samples.episodes))
+    tokens = {name: episode_tokens + (greedy_tokens if name == REMAX else 0) for name in advantages}
+    return PlayedStep(last + 1, samples, set(_keys(batch)), used, advantages, left_out, tokens)
 
 
-def _can_play_greedy(config: RunConfig, plan: RunPlan) -> bool:
-    """Return whether every task of a step can have a greedy episode beside its own."""
-    return not config.algorithm.filter_groups.enable and (not plan.tree or plan.committed)
+async def _greedy_baselines(team: AuditedTeam, samples: StepSamples, step: int) -> tuple[DataProto, int]:
+    """Return the rows of a step with the baselines of greedy episodes, where each task can have one
+    beside its own, and the tokens of these.
+    """
+    batch = samples.batch
+    assert batch is not None, "the step has rows"
+    config = team.config
+    sampled = _sampled(samples.episodes)
+    no_episodes = config.algorithm.filter_groups.enable or (team.plan.tree and not team.plan.committed)
+    if "reward_baselines" in batch.non_tensor_batch or no_episodes:
+        return batch, _tokens(samples.episodes) - _tokens(sampled)
+    from verl.trainer.ppo.collect.greedy_baseline import reward_baselines  # of ReMax alone
+
+    tasks = list({e.uid: e.task for e in sampled}.values())
+    greedy = await team.collector.collect(tasks, 1, step=step, greedy=True)
+    baselines, _ = reward_baselines(batch, greedy, config.reward.alpha)
+    batch = copy.deepcopy(batch)
+    batch.non_tensor_batch["reward_baselines"] = baselines
+    return batch, _tokens(greedy.episodes)
 
 
-def _with_estimator(algorithm: AlgorithmConfig, name: str) -> AlgorithmConfig:
-    """Return the settings of a run with one estimator for all agents."""
-    settings = copy.deepcopy(algorithm)
-    settings.adv_estimator = name
-    settings.per_agent = {}
-    return settings
+def _with_estimator(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration of a run with one estimator for all agents."""
+    algorithm = copy.deepcopy(config.algorithm)
+    algorithm.adv_estimator = name
+    algorithm.per_agent = {}
+    return replace(config, algorithm=algorithm)
+
+
+def _sampled(episodes: Any) -> list[Any]:
+    return [e for e in episodes if not e.uid.endswith(GREEDY_SUFFIX)]
 
 
 def _tokens(episodes: Any) -> int:
@@ -284,12 +289,13 @@ def _means(batch: DataProto) -> dict[Key, float]:
     mask = batch.batch["response_mask"].double()
     advantages = batch.batch["advantages"].double()
     values = ((advantages * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
+    return dict(zip(_keys(batch), values, strict=True))
+
+
+def _keys(batch: DataProto) -> list[Key]:
     columns = batch.non_tensor_batch
     keys = zip(*(columns[name] for name in ("traj_uid", "turn", "call", "candidate")), strict=True)
-    return {
-        (str(uid), int(turn), int(call), int(candidate)): value
-        for (uid, turn, call, candidate), value in zip(keys, values, strict=True)
-    }
+    return [(str(uid), int(turn), int(call), int(candidate)) for uid, turn, call, candidate in keys]
 
 
 def audit(run: str, step: int | None, size: AuditSize, device: str = "auto") -> Path:
@@ -325,7 +331,7 @@ async def _audited(team: AuditedTeam, size: AuditSize) -> dict[str, Any]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     step = await play_step(team)
-    decisions = decisions_of(step.episodes, next(iter(step.advantages.values())))
+    decisions = decisions_of(step.episodes, step.rows)
     audited = spread(decisions, size.decisions, size.seed)
     if not audited:
         raise AgentSystemError(f"step {step.number} has no trained reply to audit")
@@ -354,9 +360,8 @@ async def _audited(team: AuditedTeam, size: AuditSize) -> dict[str, Any]:
         "left_out": dict(step.left_out),
     }
     if measured.outcomes:
-        used = next(iter(step.advantages))
         result["table"] = effects_table(measured, len(rewards), float(np.var(rewards)), size.seed)
-        result["estimators"] = estimator_rows(measured, step.advantages, step.tokens, used, size.seed)
+        result["estimators"] = estimator_rows(measured, step.advantages, step.tokens, step.used, size.seed)
     return result
 
 
@@ -373,7 +378,7 @@ def _cost(audited: list[Decision], size: AuditSize, step: PlayedStep) -> str:
 
 async def _replayed(
     team: AuditedTeam, audited: list[Decision], size: AuditSize, step: int, console: Console
-) -> list[Outcome]:
+) -> list[DecisionOutcome]:
     with Progress(
         TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=console, disable=not console.is_terminal,
@@ -392,8 +397,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the tables of an audit."""
     restored = result["restored"]
     console.print(
-        f"restored {restored['yes']} of {result['decisions']} decisions; sampled {result['replies']:,} replies, "
-        f"{result['tokens']:,} tokens",
+        f"restored {restored['yes']} of {result['decisions']} decisions; sampled {result['replies']:,} "
+        f"replies, {result['tokens']:,} tokens",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     for cause, count in restored["no"].items():
@@ -420,7 +425,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
             row["agent"] or "all",
             f"{row['spearman']:.2f}" if has else "-",
             f"{row['shuffled_low']:.2f} to {row['shuffled_high']:.2f}" if has else "-",
-            f"{row['reliability']:.2f}", f"{row['zero_advantages']:.0%}", f"{row['tokens']:,}", row["verdict"],
+            f"{row['reliability']:.2f}", f"{row['zero_advantages']:.0%}",
+            f"{row['tokens']:,}", row["verdict"],
         )  # fmt: skip
     print_table(agreement, console)
 

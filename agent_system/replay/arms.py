@@ -66,7 +66,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DecisionOutcome:
     """What became of a decision.
 
     Attributes:
@@ -155,31 +155,31 @@ class ArmPlayer:
     size: AuditSize
     step: int
     by_prompt: bool = False
-    on_outcome: Callable[[Outcome], object] = lambda outcome: None
+    on_outcome: Callable[[DecisionOutcome], object] = lambda outcome: None
     _number: int = field(default=0, init=False)
 
-    async def play(self, decisions: Sequence[Decision]) -> list[Outcome]:
+    async def play(self, decisions: Sequence[Decision]) -> list[DecisionOutcome]:
         """Return what became of decisions, in their order. Raise as `EpisodePlayer.play` does."""
         return list(await asyncio.gather(*(self._outcome(decision) for decision in decisions)))
 
-    async def _outcome(self, decision: Decision) -> Outcome:
+    async def _outcome(self, decision: Decision) -> DecisionOutcome:
         counts: Counter[str] = Counter()
         outcome = await self._arms(decision, counts)
         outcome = replace(outcome, replies=counts["replies"], tokens=counts["tokens"])
         self.on_outcome(outcome)
         return outcome
 
-    async def _arms(self, decision: Decision, counts: Counter[str]) -> Outcome:
+    async def _arms(self, decision: Decision, counts: Counter[str]) -> DecisionOutcome:
         recorded = Recorded.of(decision.episode, decision.reply, self.by_prompt)
         first = await self._replay(decision, recorded, None, 0, 0, counts)
         replay, episode = first
         if replay.cause:
-            return Outcome(decision, cause=replay.cause)
+            return DecisionOutcome(decision, cause=replay.cause)
         if not replay.sampled and episode.team_reward != decision.episode.team_reward:
-            return Outcome(decision, cause=OTHER_REWARD)
+            return DecisionOutcome(decision, cause=OTHER_REWARD)
         alternatives = await self._alternatives(decision, replay, counts)
         if alternatives is None:
-            return Outcome(decision, cause=NO_ALTERNATIVE)
+            return DecisionOutcome(decision, cause=NO_ALTERNATIVE)
         arms = await asyncio.gather(
             *(
                 self._arm(decision, recorded, reply, number, first if number == 0 else None, counts)
@@ -188,8 +188,10 @@ class ArmPlayer:
         )
         causes = [cause for _, _, cause in arms if cause]
         if causes:
-            return Outcome(decision, cause=causes[0])
-        return Outcome(decision, tuple(rewards for rewards, _, _ in arms), tuple(act for _, act, _ in arms))
+            return DecisionOutcome(decision, cause=causes[0])
+        return DecisionOutcome(
+            decision, tuple(rewards for rewards, _, _ in arms), tuple(act for _, act, _ in arms)
+        )
 
     async def _alternatives(
         self, decision: Decision, replay: Replay, counts: Counter[str]

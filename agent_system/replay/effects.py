@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.replay.arms import Decision, Outcome
+from agent_system.replay.arms import Decision, DecisionOutcome
 
 RESAMPLES = 1000  # of the bootstrap, and shuffles
 TAIL = 2.5  # percent on each side of an interval
@@ -46,7 +46,7 @@ class Measured:
         other: whether an alternative was another action.
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[DecisionOutcome]
     weight: np.ndarray
     choice: np.ndarray
     target: np.ndarray
@@ -55,7 +55,7 @@ class Measured:
     other: np.ndarray
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], decisions: Sequence[Decision]) -> Measured:
+    def of(cls, outcomes: Sequence[DecisionOutcome], decisions: Sequence[Decision]) -> Measured:
         """Return the numbers of outcomes; `decisions` are all of the step, of which they were drawn."""
         restored = [outcome for outcome in outcomes if not outcome.cause]
         of_step = Counter(decision.stratum for decision in decisions)

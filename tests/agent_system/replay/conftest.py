@@ -11,7 +11,15 @@ import pytest
 
 from agent_system import Task
 from agent_system.record import EpisodeRecord
-from agent_system.replay.arms import ArmPlayer, AuditSize, Decision, Outcome, decisions_of, row_key, spread
+from agent_system.replay.arms import (
+    ArmPlayer,
+    AuditSize,
+    Decision,
+    DecisionOutcome,
+    decisions_of,
+    row_key,
+    spread,
+)
 from agent_system.replay.client import Replays, replayer
 from agent_system.replay.effects import Measured
 from agent_system.rollout import Collector
@@ -22,7 +30,7 @@ SIZE = AuditSize(decisions=1000, alternatives=3, continuations=2, seed=5)
 
 
 class Dice:
-    """An engine: `say` (prompt, random) is the text of a reply, and nothing but the seed is left to chance."""
+    """An engine: `say` (prompt, random) is the text of a reply; the seed alone decides."""
 
     def __init__(self, tokenizer: Any, say: Callable[[str, random.Random], str]) -> None:
         self.tokenizer, self.say = tokenizer, say
@@ -46,7 +54,7 @@ class Audited:
 
     episodes: list[EpisodeRecord]
     decisions: list[Decision]
-    outcomes: list[Outcome]
+    outcomes: list[DecisionOutcome]
 
     @property
     def measured(self) -> Measured:
