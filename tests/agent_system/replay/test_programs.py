@@ -21,7 +21,7 @@ def digits(prompt: str, dice: random.Random) -> str:
     return str(dice.choice((4, 5)))
 
 
-async def drafts(session: Session) -> str:
+async def drafts(task: Task, session: Session) -> str:
     """Two drafts at the same time, of which an Editor makes the answer."""
     answers = await asyncio.gather(*(say(session, "Writer") for _ in range(2)))
     texts = [answer.text for answer in answers]
@@ -29,7 +29,7 @@ async def drafts(session: Session) -> str:
     return edited.text
 
 
-async def restless(session: Session) -> str:
+async def restless(task: Task, session: Session) -> str:
     """A program that asks another question each time."""
     noise = random.SystemRandom().random()
     first = await say(session, "Writer", [{"role": "user", "content": f"{noise}"}])
