@@ -8,7 +8,8 @@ trains each team for the few steps of `config.yaml` and audits its checkpoint (`
 correlation of its advantages with what a reply was worth, and its tokens. `curves.json` has the reward of
 the training steps. All seeds of a world start from the warm start of seed 0; a seed sets the order of the
 tasks and all that is sampled. Rows of an earlier call are kept unless they are measured again. DEMOS is the
-number of demonstrations of the warm start; a few hundred give a quick run whose teams know little.
+number of demonstrations of the warm start, in place of that of `config.yaml`; a few hundred give a quick
+run whose teams know little.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ REWARD = "critic/score/mean"
 
 def measure(world: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
     """Train a team and audit it; return its row and the curve [step, mean reward of the rows]."""
-    demos = os.environ.get("DEMOS")
+    demos = os.environ.get("DEMOS") or str(CONFIG["worlds"][world]["demos"])
     prepare = ["--world", world, "--out", "outputs/embedded", "--seed", "0", "--threads", "1"]
-    embedded = run_module("examples.embedded.prepare", *prepare, *(["--demos", demos] if demos else []))[-1]
+    embedded = run_module("examples.embedded.prepare", *prepare, "--demos", demos)[-1]
     run_dir = ROOT / "outputs" / "verl-mas" / f"audit_{world}_seed{seed}"
     (run_dir / "metrics.jsonl").unlink(missing_ok=True)
     corpus = Path(ROOT, embedded, CORPUS)
