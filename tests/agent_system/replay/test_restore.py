@@ -15,15 +15,23 @@ from agent_system import Task
 from agent_system.record import EpisodeRecord
 from agent_system.replay.client import OTHER_PROMPT
 from agent_system.rollout import Collector
+from agent_system.sandbox import close_shared, configure
 from agent_system.testing import scripted_team
+from agent_system.workflows.design import DESIGNER
 from agent_system.workflows.math import MathEnv
 from tests.agent_system.replay.conftest import Dice
+from tests.agent_system.workflows.code.conftest import ADD, adding, fenced, written
+from tests.agent_system.workflows.design.conftest import FILE, design
+from tests.agent_system.workflows.design.conftest import TASKS as DESIGN_TASKS
+from tests.agent_system.workflows.farama.conftest import LAKE
+from tests.agent_system.workflows.math_tool.test_team import boxed, called
 from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.search.conftest import LINES, TASK
 from tests.agent_system.workflows.sokoban.conftest import TWO
 from tests.agent_system.workflows.sudoku.conftest import CLUES
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
+from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 Run = Callable[..., Any]
 GRAPH = """\
@@ -47,6 +55,8 @@ class World:
     task: Task
     replies: tuple[str, ...]
     env_name: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +99,43 @@ WORLDS = {
     ),
 }
 
+# Teams that run programs, that are designed, and that play a game.
+FURTHER = {
+    "math_tool": World(
+        ("Reasoner Agent", "Tool Agent"),
+        Task("t", "What is 6 times 7?", "demo", "42"),
+        (boxed("42"), boxed("41"), called("print(6 * 7)"), called("print(")),
+        settings={"max_steps": 2},
+    ),
+    "code": World(
+        ("Coder Agent", "Tester Agent"),
+        adding(),
+        (fenced(ADD), fenced("print(1)"), written(("1 2", "3")), written(("1 2", "4"), ("2 2", "4"))),
+        settings={"max_steps": 2},
+    ),
+    "lookup": World(
+        ("Solver", "Checker", "Filer"),
+        Task("t", "red kiwi shelf", "demo", "B", {"asks": "shelf", "code": "A"}),
+        ("code A", "code B", "right", "wrong", "shelf B"),
+    ),
+    "design": World(
+        (DESIGNER, "Solver", "Checker", "Filer"), DESIGN_TASKS[0], (design(), "C", "D", "right"), "lookup",
+        options={"file": str(FILE)},
+        settings={"max_tokens": 200_000},
+    ),
+    "farama": World(
+        ("Player",), Task("t", ""), ("down", "right", "left", "fly"), env=dict(LAKE), settings={"max_steps": 5}
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def sandbox() -> Iterator[None]:
+    limits = SandboxLimitsConfig(cpu_s=1.0, wall_s=60.0, memory_mb=128)
+    configure(SandboxConfig(min_level="rlimits", workers=2, limits=limits))
+    yield
+    close_shared()
+
 
 @pytest.fixture
 def team(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Collector]]:
@@ -98,12 +145,12 @@ def team(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Collector]]:
 
     def make(workflow: str, world: World, options: Any = None, **settings: Any) -> Collector:
         engine = Dice(tokenizer, lambda _, dice: dice.choice(world.replies))
-        env = {"corpus": str(corpus), "topk": 1} if workflow == "search" else None
+        env = {"corpus": str(corpus), "topk": 1} if workflow == "search" else dict(world.env)
         collector = scripted_team(
             workflow,
             {name: ["unused"] for name in world.agents},
             env_name=world.env_name,
-            options=options,
+            options=options or dict(world.options),
             env_params=env,
             tokenizer=tokenizer,
             max_failure_rate=0.0,
@@ -122,6 +169,17 @@ async def test_every_decision_of_a_built_in_team_is_restored(audited: Run, team:
     assert audit.causes == [] and len(audit.outcomes) == len(audit.decisions) >= 6
     asked = {outcome.decision.row.agent_id for outcome in audit.outcomes}
     assert asked == set(WORLDS[name].agents)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+async def test_programs_designs_and_games_are_restored(
+    audited: Run, team: Any, sandbox: None, name: str
+) -> None:
+    world = FURTHER[name]
+    if name == "farama":
+        pytest.importorskip("gymnasium", reason="the extra farama")
+    audit = await audited(team(name, world), [world.task], 6)
+    assert audit.causes == [] and len(audit.outcomes) == len(audit.decisions) >= 6
 
 
 async def test_the_committed_replies_of_a_tree_are_restored(audited: Run, team: Any) -> None:
