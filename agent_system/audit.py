@@ -25,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an error of the user is one line on stderr and exit status 1."""
     options = _parsed(arguments)
     log_to_terminal()
-    # of an episode that is not restored; they are counted
-    logging.getLogger("agent_system.rollout.player").setLevel(logging.ERROR)
+    # episodes that are not restored are counted, and estimators that the run does not use train nothing
+    for quiet in ("agent_system.rollout.player", "verl.trainer.ppo.core_algos"):
+        logging.getLogger(quiet).setLevel(logging.ERROR)
     size = AuditSize(options.decisions, options.alternatives, options.continuations, options.seed)
     try:
         audit(options.run, options.step, size, options.device)

@@ -234,7 +234,11 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
     with_baselines, greedy_tokens = await _greedy_baselines(team, samples, last + 1)
     advantages: dict[str, Mapping[Key, float]] = {}
     left_out = {}
+    functions = set()
     for name in dict.fromkeys((used, *ESTIMATORS.names())):
+        if (function := ESTIMATORS.function(name)) in functions:
+            continue  # another name of one before
+        functions.add(function)
         if name != used:
             credit = CreditAssigner(_with_estimator(config, name), team.plan, team.workers)
         rows = copy.deepcopy(batch if name == used else with_baselines)

@@ -61,11 +61,13 @@ class Measured:
         of_step = Counter(decision.stratum for decision in decisions)
         of_sample = Counter(outcome.decision.stratum for outcome in restored)
         tasks = {uid: i for i, uid in enumerate(dict.fromkeys(o.decision.episode.uid for o in restored))}
-        parts = [_parts(np.array(outcome.rewards)) for outcome in restored]
+        parts = np.array([_parts(np.array(outcome.rewards)) for outcome in restored]).reshape(-1, 3)
         return cls(
             restored,
             np.array([of_step[o.decision.stratum] / of_sample[o.decision.stratum] for o in restored]),
-            *(np.array([part[i] for part in parts]) for i in range(3)),
+            parts[:, 0],
+            parts[:, 1],
+            parts[:, 2],
             np.array([tasks[o.decision.episode.uid] for o in restored], dtype=np.int64),
             np.array([len(set(o.actions)) > 1 for o in restored], dtype=bool),
         )

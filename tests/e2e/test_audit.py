@@ -93,6 +93,7 @@ def test_a_checkpoint_plays_the_next_step_of_its_run_and_says_who_mattered(
     ]
     assert step.number == 2 and step.advantages["grpo"] == pytest.approx(dict(zip(keys, means, strict=True)))
     assert {"rloo", "opo", "remax", "rae", "reinforce_plus_plus"} <= set(step.advantages)
+    assert not {"grpo_vectorized", "rloo_vectorized"} & set(step.advantages), "other names of the same"
     assert "gae" in step.left_out and step.tokens["remax"] > step.tokens["grpo"]
 
     result = json.loads((tmp_path / "run" / "audit" / "step_000001.json").read_text())

@@ -124,7 +124,8 @@ FURTHER = {
         settings={"max_tokens": 200_000},
     ),
     "farama": World(
-        ("Player",), Task("t", ""), ("down", "right", "left", "fly"), env=dict(LAKE), settings={"max_steps": 5}
+        ("Player",), Task("t", ""), ("down", "right", "left", "fly"), env=dict(LAKE),
+        settings={"max_steps": 5},
     ),
 }  # fmt: skip
 
