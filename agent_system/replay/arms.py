@@ -103,14 +103,11 @@ def decisions_of(episodes: Sequence[EpisodeRecord], rows: Collection[Key]) -> li
     for episode in episodes:
         if episode.failed:
             continue
-        calls = generations(episode)
         for row in episode.committed:
             if row_key(episode.traj_uid, row) not in rows or row.identity.repeated:
                 continue
             reply = row.generations[0]
-            order = reply.identity.order
-            followers = sum(call.identity.prior_replies > order for call in calls)
-            decisions.append(Decision(episode, row, reply, followers))
+            decisions.append(Decision(episode, row, reply, len(Recorded.of(episode, reply).after)))
     return decisions
 
 

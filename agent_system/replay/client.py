@@ -85,14 +85,17 @@ class Recorded:
     @classmethod
     def of(cls, episode: EpisodeRecord, decision: Sample, by_prompt: bool = False) -> Recorded:
         """Return an episode as seen from `decision`, one of its `generations`."""
+        of_call = decision.identity.whole_call
         order = decision.identity.order
         place = decision.identity.call_key
         before: dict[Place, Sample] = {}
         after = set()
         for sample in sorted(generations(episode), key=lambda s: s.identity.call_key):
             key = sample.identity.call_key
+            # the reply after a summary, which has its place in the order, and later rounds
+            same_call = sample.identity.whole_call == of_call and key > place
             heard = order != NEVER and sample.identity.prior_replies > order and key != place
-            if heard:
+            if heard or same_call:
                 after.add(key)
             else:
                 before[key] = sample

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from agent_system import Task
+from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, SummaryMemory, Task
+from agent_system.projection import Projection
 from agent_system.record import EpisodeRecord
 from agent_system.replay.client import OTHER_PROMPT
-from agent_system.rollout import Collector
+from agent_system.rollout import AgentBinding, Collector, CollectorSettings, EnvFactory
 from agent_system.sandbox import close_shared, configure
 from agent_system.testing import scripted_team
 from agent_system.workflows.design import DESIGNER
@@ -29,6 +30,7 @@ from tests.agent_system.workflows.plan_path.conftest import AROUND
 from tests.agent_system.workflows.search.conftest import LINES, TASK
 from tests.agent_system.workflows.sokoban.conftest import TWO
 from tests.agent_system.workflows.sudoku.conftest import CLUES
+from verl.protocol.generate import SamplingParams
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
@@ -245,3 +247,44 @@ async def test_the_replies_before_a_decision_are_those_of_the_record(
         o.decision.episode.team_reward for o in audit.outcomes if not o.decision.followers
     ]
     assert record.task == world.task
+
+
+class Remembering(BaseAgent):
+    """Writes summaries of what it did."""
+
+    prompt = "Say: {env_prompt}\nmemory: {memory}"
+    memory_class = SummaryMemory
+    projection = staticmethod(lambda text: Projection(text.strip(), True, {}))
+
+
+class OneAgent(BaseOrchestra):
+    agents = ("A",)
+
+    async def run(self, turn: Any) -> str:
+        return (await turn.act("A")).action
+
+
+class ThreeTurns(BaseEnv):
+    """Pays for the last action."""
+
+    blocking = False
+
+    def reset(self, task: Task) -> Observation:
+        self.turns = 0
+        return Observation(task.prompt)
+
+    def step(self, action: str) -> Outcome:
+        self.turns += 1
+        return Outcome(team=float(action == "1"), done=self.turns == 3, observation=Observation("go on"))
+
+
+async def test_a_summary_is_a_decision_that_the_reply_after_it_has_read(audited: Run, tokenizer: Any) -> None:
+    engine = Dice(tokenizer, lambda _, dice: str(dice.randrange(2)))
+    sampling = SamplingParams(20)
+    binding = AgentBinding("A", "a", "a", engine, tokenizer, sampling, sampling, 500)
+    settings = CollectorSettings(max_steps=3, history_length=1)
+    team = Collector(OneAgent(), {"A": Remembering("A")}, EnvFactory(ThreeTurns), {"A": binding}, settings)
+    audit = await audited(team, [WORLDS["math"].task], 4)
+    assert audit.causes == [] and len(audit.outcomes) == 4 * 5
+    summaries = [o for o in audit.outcomes if o.decision.row.identity.summary]
+    assert sorted(o.decision.followers for o in summaries) == [1] * 4 + [3] * 4
