@@ -2,8 +2,10 @@
 mattered.
 """
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from agent_system.audit import main as audit
 from tests.e2e.conftest import Run
 from verl.protocol import DataProto
+from verl.trainer.ppo.credit.advantage import compute_advantage
 
 WORLD = '''
 """A world that pays for the last reply."""
@@ -50,6 +53,16 @@ def world(user_package: Path) -> None:
     (user_package / "paying_world.py").write_text(WORLD)
 
 
+def means(batch: DataProto) -> dict[Any, float]:
+    """The mean advantage of every row, by what the audit calls it."""
+    columns = batch.non_tensor_batch
+    mask = batch.batch["response_mask"].double()
+    values = ((batch.batch["advantages"].double() * mask).sum(1) / mask.sum(1)).tolist()
+    names = zip(*(columns[name] for name in ("traj_uid", "turn", "call", "candidate")), strict=True)
+    keys = [(uid, int(turn), int(call), int(candidate)) for uid, turn, call, candidate in names]
+    return dict(zip(keys, values, strict=True))
+
+
 def ends(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that an audit ends with."""
     capsys.readouterr()
@@ -65,7 +78,7 @@ def test_a_checkpoint_plays_the_next_step_of_its_run_and_says_who_mattered(
     world: None, train: Run, tmp_path: Path, scored: list[Any], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    train(PAYS)
+    algorithm = train(PAYS).config.algorithm
     batch: DataProto = scored[1]
     played: list[Any] = []
     from agent_system.launch import audit as launch
@@ -82,16 +95,11 @@ def test_a_checkpoint_plays_the_next_step_of_its_run_and_says_who_mattered(
     said = capsys.readouterr().out
 
     (step,) = played
-    columns = batch.non_tensor_batch
-    mask = batch.batch["response_mask"].double()
-    means = ((batch.batch["advantages"].double() * mask).sum(1) / mask.sum(1)).tolist()
-    keys = [
-        (uid, int(turn), int(call), int(candidate))
-        for uid, turn, call, candidate in zip(
-            *(columns[name] for name in ("traj_uid", "turn", "call", "candidate")), strict=True
-        )
-    ]
-    assert step.number == 2 and step.advantages["grpo"] == pytest.approx(dict(zip(keys, means, strict=True)))
+    assert step.number == 2 and step.advantages["grpo"] == pytest.approx(means(batch))
+    for name in ("rloo", "gigpo"):
+        settings = replace(algorithm, adv_estimator=name)
+        again = compute_advantage(copy.deepcopy(batch), name, num_repeat=4, config=settings)
+        assert step.advantages[name] == pytest.approx(means(again))
     assert {"rloo", "opo", "remax", "rae", "reinforce_plus_plus"} <= set(step.advantages)
     assert not {"grpo_vectorized", "rloo_vectorized"} & set(step.advantages), "other names of the same"
     assert "gae" in step.left_out and step.tokens["remax"] > step.tokens["grpo"]
