@@ -64,20 +64,20 @@ def measure(world: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
 
 
 def summarise(world: str, seed: int, audit: dict[str, Any]) -> Row:
-    """Return the row of an audit: effects by agent, in all turns, and estimators over all agents."""
+    """Return the row of an audit: effects by agent, in all turns, and estimators over all agents and of each."""
     effects = {
         line["agent"]: {name: line[name] for name in ("effect", "low", "high", "share", "no_other_action")}
         for line in audit["table"]
         if line["turn"] is None
     }
-    estimators = {
-        line["name"]: {
-            name: line[name]
-            for name in ("spearman", "shuffled_high", "reliability", "zero_advantages", "verdict", "tokens")
-        }
-        for line in audit["estimators"]
-        if line["agent"] is None
-    }
+    columns = ("spearman", "shuffled_high", "reliability", "zero_advantages", "verdict", "tokens")
+    estimators: dict[str, dict[str, Any]] = {}
+    for line in audit["estimators"]:
+        numbers = {name: line[name] for name in columns}
+        if line["agent"] is None:
+            estimators[line["name"]] = numbers | {"agents": {}}
+        else:
+            estimators[line["name"]]["agents"][line["agent"]] = numbers
     sizes = ("step", "decisions", "alternatives", "continuations", "replies", "tokens")
     return {
         "world": world,
