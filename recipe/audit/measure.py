@@ -64,7 +64,7 @@ def measure(world: str, seed: int, more: list[str]) -> tuple[Row, Curve]:
 
 
 def summarise(world: str, seed: int, audit: dict[str, Any]) -> Row:
-    """Return the row of an audit: effects by agent, in all turns, and estimators over all agents and of each."""
+    """Return the row of an audit: effects by agent in all turns, estimators over all agents and of each."""
     effects = {
         line["agent"]: {name: line[name] for name in ("effect", "low", "high", "share", "no_other_action")}
         for line in audit["table"]
