@@ -217,9 +217,10 @@ def _agreement(measured: Measured, places: np.ndarray, values: np.ndarray, seed:
     by_chance = _correlation(shuffled, target)
     defined = math.isfinite(correlation)
     low, high = np.percentile(by_chance, [TAIL, 100 - TAIL]) if defined else (None, None)
-    verdict = "agrees" if defined and correlation > high else "does not"
-    if len(places) < ENOUGH or trust < RELIABLE:
-        verdict = "inconclusive"
+    # noise in the target hides agreement, but does not make any
+    verdict = "inconclusive" if len(places) < ENOUGH or trust < RELIABLE else "does not"
+    if len(places) >= ENOUGH and defined and correlation > high:
+        verdict = "agrees"
     return {
         "spearman": float(correlation) if defined else None,
         "shuffled_low": None if low is None else float(low),
