@@ -72,6 +72,8 @@ SLOW = (
     "tests/agent_system/gateway/test_protocol.py",
     "tests/agent_system/gateway/test_served.py",
     "tests/agent_system/gateway/test_team.py",
+    "tests/agent_system/replay/test_effects.py",
+    "tests/agent_system/replay/test_restore.py",
     "tests/agent_system/rollout/test_env_workers.py",
     "tests/agent_system/rollout/test_reward_functions.py",
     "tests/agent_system/rollout/test_reward_models.py",

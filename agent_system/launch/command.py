@@ -36,6 +36,11 @@ COMMANDS = {
     "report": ("verl.report.cli", (), "write the page of a run as one HTML file: RUN [RUN...]"),
     "watch": ("verl.report.watch", (), "serve the page of a run that goes on: RUN"),
     "evolve": ("agent_system.evolve", (), "search for a team: evolve.start=[team.yaml] key=value ..."),
+    "audit": (
+        "agent_system.audit",
+        (),
+        "which agent's replies mattered, and whether advantages know it: RUN",
+    ),
     "serve": ("agent_system.serve", (), "ask a trained team, or serve it: CHECKPOINT [QUESTION | --openai]"),
 }
 

@@ -62,6 +62,7 @@ ELSEWHERE = {
     "python recipe/at_grpo/replies.py --seeds 0 1 2": "tests/recipe/test_at_grpo.py",
     "python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' reasoning-gym": "tests/examples/test_verifiers.py",
     "vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl": "tests/examples/test_verifiers.py",
+    "verl-mas audit outputs/verl-mas/math_seed0": "tests/e2e/test_audit.py",
     "bash examples/run_smollm2.sh": "tests/e2e/test_smollm2.py",
     "bash examples/run_evolve.sh": "tests/e2e/test_evolve.py",
     EVOLVE: "tests/e2e/test_evolve.py",

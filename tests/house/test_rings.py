@@ -17,6 +17,7 @@ MOST_LINES = 24_700
 # Optional parts, and the key or the name that asks for them.
 OPTIONAL = {
     "agent_system.evolve": "verl-mas evolve",
+    "agent_system.replay": "verl-mas audit",
     "agent_system.gateway": "agent.orchestra_type=gateway",
     "agent_system.workflows": "agent.orchestra_type, env.env_name",
     "agent_system.workflows.graph": "agent.orchestra_type=graph",

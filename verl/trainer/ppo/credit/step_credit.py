@@ -92,6 +92,15 @@ class CreditAssigner:
                 metrics |= apply_m2po_mask(batch, correction.m2po_tau)
         return batch, metrics
 
+    def estimate(self, batch: DataProto, version: int) -> DataProto:
+        """Add token rewards, `advantages` and `returns` to a batch whose log-probs nobody computes:
+        as `score` does, without values, the correction and the KL in the reward, which need them.
+
+        Raises ValueError for an estimator that needs what the batch lacks.
+        """
+        self._token_rewards(batch, batch.batch["response_mask"], {})
+        return self._advantages(batch, version)
+
     def _log_probs(
         self, batch: DataProto, timer: Timer, metrics: dict[str, float], warmup: bool
     ) -> DataProto:
