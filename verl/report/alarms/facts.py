@@ -23,6 +23,8 @@ MOST_ACTIONS = 64
 LATER_PROMPTS = 16
 # Shorter replies may be half one character without being garbled.
 SHORTEST = 32
+# Of a long reply only the beginning is looked at.
+LONGEST = 10_000
 REPEATS = 10
 # Shares of tasks with a prompt that other tasks have as well, above which prompts are no tasks.
 AMBIGUOUS = 0.1
@@ -30,9 +32,9 @@ AMBIGUOUS = 0.1
 
 def is_garbled(text: str) -> bool:
     """Return whether half of the characters of a reply are one, or whether it repeats four words 10
-    times and consists of them to a half; blanks do not count.
+    times and consists of them to a half; blanks do not count, nor what follows 10,000 characters.
     """
-    words = text.split()
+    words = text[:LONGEST].split()
     letters = "".join(words)
     if len(letters) < SHORTEST:
         return False
