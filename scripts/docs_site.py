@@ -33,8 +33,8 @@ API = {
 FOLDERS = ("docs", "agent_system/workflows", "recipe", "examples", "benchmarks", "patches")
 GUIDE = (
     "training", "workflows", "graph", "frameworks", "policies", "data", "sampling", "rewards", "credit",
-    "algorithms", "updates", "devices", "checkpoints", "metrics", "report", "alarms", "async", "engines", "models",
-    "templates", "sandbox", "architecture", "config",
+    "algorithms", "updates", "devices", "checkpoints", "metrics", "report", "alarms", "async", "engines",
+    "models", "templates", "sandbox", "architecture", "config",
 )  # fmt: skip
 MORE = ("features", "upstream_map", "testing", "contributing")
 LINK = re.compile(r"\]\(([^)#\s]+)")

@@ -2,11 +2,12 @@
 
     python recipe/alarms/measure.py --seeds 0
 
-trains the team of `team.py` with `config.yaml`, with each fault and without one, from the same warm start, and
-writes `results.json` (a list of `{"seed", "fault", "first", "first_step", "half_step", "alarms", "before",
-"best", "final"}`) and `curves.json` (success of every step) into this folder. `first` is the number of the first alarm and
-`first_step` its step; `half_step` the step from which the mean success of 5 steps was below half of its best, null if
-it never was. Rows of an earlier call are kept unless they are measured again.
+trains the team of `team.py` with `config.yaml`, with each fault and without one, from the same warm
+start, and writes `results.json` (a list of `{"seed", "fault", "first", "first_step", "half_step",
+"alarms", "before", "best", "final"}`) and `curves.json` (success of every step) into this folder.
+`first` is the number of the first alarm and `first_step` its step; `half_step` the step from which
+the mean success of 5 steps was below half of its best, null if it never was. Rows of an earlier call
+are kept unless they are measured again.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from recipe.alarms.team import FILLER, NAME, NO, SPEAKER, YES, Checker, Speaker
 from verl.models.tiny import TinyModelSize
 
 SOUNDS = {
-    "cat": "meow", "dog": "woof", "cow": "moo", "duck": "quack", "sheep": "baa", "frog": "croak", "lion": "roar",
-    "owl": "hoot", "pig": "oink", "bee": "buzz",
+    "cat": "meow", "dog": "woof", "cow": "moo", "duck": "quack", "sheep": "baa", "frog": "croak",
+    "lion": "roar", "owl": "hoot", "pig": "oink", "bee": "buzz",
 }  # fmt: skip
 SOURCES = ("prepare.py", "team.py")
 

@@ -1,5 +1,5 @@
-"""Create tasks, tokenizer, model and warm start of the roles of `lookup`, like `examples.embedded.prepare` and
-with its options:
+"""Create tasks, tokenizer, model and warm start of the roles of `lookup`, like
+`examples.embedded.prepare` and with its options:
 
     python -m recipe.evolve.prepare --world evolve --out outputs/embedded --seed 0
 

@@ -48,8 +48,8 @@ class MadeRun:
 
     Attributes:
         success: of each step.
-        series: metric -> its value at each step, beside or instead of those of a healthy run; None for a metric
-            that is not there.
+        series: metric -> its value at each step, beside or instead of those of a healthy run; None for
+            a metric that is not there.
         approve: share of approvals among the verdicts on right and on wrong solutions.
         same: share of replies that are the commonest one.
         change: changes an episode before it is read.

@@ -8,8 +8,8 @@ from verl.report.alarms import is_solved, raised_alarms
 
 
 def test_a_healthy_run_raises_none_and_is_solved() -> None:
-    """No group has a signal at its end, entropy is a tenth, replies are twice as long, most of them equal, and
-    the Verifier approves nearly everything.
+    """No group has a signal at its end, entropy is a tenth, replies are twice as long, most of them
+    equal, and the Verifier approves nearly everything.
     """
     run = MadeRun().build()
     run["alarms"] = raised_alarms(run)
