@@ -93,7 +93,7 @@ async def test_only_the_agent_that_counts_has_an_effect(audited: Run, tokenizer:
 
 async def test_effects_of_a_sequence_make_up_the_variance(audited: Run, tokenizer: Any) -> None:
     """First: sd of p x coin. Second: it matters only where the first said 1."""
-    audit = await audited(team_of(tokenizer, BothCount), TASKS, 8, AuditSize(960, 5, 5))
+    audit = await audited(team_of(tokenizer, BothCount), TASKS, 4, AuditSize(480, 4, 5))
     rows = table(audit)
     assert rows[FIRST]["effect"] == pytest.approx(math.sqrt(P * P * P * (1 - P)), abs=0.025)
     assert rows[SECOND]["effect"] == pytest.approx(math.sqrt(P * P * (1 - P)), abs=0.04)
