@@ -16,7 +16,8 @@ NAMES = [
     *sorted(MadeRun().healthy_series()),
     "env/agreed", "trainer/idle_ratio", "gateway/a/mass_cut_off_mean", "reward/x/mean",
     "fully_async/count/trained", "fully_async/count/dropped_stale_samples",
-    "fully_async/trained_length_ratio", "agent/solver_agent/gradient_share", "agent/", "wg//actor/lr", "agent/x/valid_rate",
+    "fully_async/trained_length_ratio", "agent/solver_agent/gradient_share", "agent/",
+    "wg//actor/lr", "agent/x/valid_rate",
 ]  # fmt: skip
 
 
