@@ -116,3 +116,10 @@ def test_a_search_in_lookup_beats_votes_and_reaches_the_best_hand_written_team(s
     for row in evolved:
         assert row["acc"] >= at_equal_tokens(ROWS, "vote", row)["acc"] + 0.12
         assert row["acc"] >= best_hand_written(ROWS, row)["acc"] - 0.03
+
+
+def test_kills_changed_nothing_and_cost_less_than_a_batch_each() -> None:
+    row = json.loads((HERE / "kills.json").read_text())
+    assert row["identical"] and row["kills"] == 19
+    assert row["undisturbed_tokens"] <= row["tokens"]
+    assert row["tokens"] <= row["undisturbed_tokens"] + row["kills"] * row["largest_batch"]
