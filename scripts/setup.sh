@@ -104,7 +104,7 @@ if [[ " ${missing[*]} " == *" report "* ]]; then
         :
     elif [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
         echo "setup: installing Chromium for the tests of the report's page" >&2
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 ||
+        { timeout 60 apt-get update -qq && timeout 180 apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 ||
             echo "setup: apt-get could not install Chromium; the tests of the report's page are skipped" >&2
     else
         echo "setup: no Chromium found; the tests of the report's page are skipped until you install one" >&2
