@@ -31,6 +31,11 @@ find_python() {
     fail "no Python 3.11 or newer found; install one or set PYTHON=/path/to/python"
 }
 
+if [[ -L .venv ]]; then
+    # The installation is editable: it would make the other checkout run this one's code.
+    fail ".venv is a link to $(readlink .venv); remove the link, so that this checkout gets an environment of its own"
+fi
+
 make_venv() {
     local python
     python="$(find_python)"

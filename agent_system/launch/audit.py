@@ -344,6 +344,11 @@ async def _audited(team: AuditedTeam, size: AuditSize) -> dict[str, Any]:
         f"step {step.number}: {len(step.episodes)} episodes, mean team reward {np.mean(rewards):.3f}, "
         f"{len(decisions)} decisions, {_tokens(step.samples.episodes):,} tokens"
     )
+    if len(set(rewards)) == 1:
+        say(
+            f"every episode of the step has the team reward {rewards[0]:.3g}: unless other replies change "
+            "it, nothing can be measured; audit an earlier or later checkpoint with --step"
+        )
     say(_cost(audited, size, step))
     outcomes = await _replayed(team, audited, size, step.number, console)
     measured = Measured.of(outcomes, decisions)
@@ -418,7 +423,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         )  # fmt: skip
     print_table(effects, console)
     agreement = Table(title="Do advantages know it? Rank correlation with (reply - alternatives)")
-    for heading in ("estimator", "agent", "Spearman", "by chance", "reliability", "A = 0", "tokens", ""):
+    for heading in ("estimator", "agent", "Spearman", "by chance", "reliability", "A = 0", "tokens", "verdict"):
         agreement.add_column(
             heading, justify="left" if heading in ("estimator", "agent") else "right", no_wrap=True
         )

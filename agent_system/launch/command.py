@@ -52,6 +52,10 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])
         stream = sys.stdout if asked_for_help else sys.stderr
+        if sys.argv[1:] and not asked_for_help:
+            from verl.utils.names import did_you_mean  # of a wrong name alone
+
+            stream.write(f"no command {sys.argv[1]!r}{did_you_mean(sys.argv[1], COMMANDS)}\n\n")
         stream.write(
             "usage: verl-mas COMMAND ...\n\n"
             + "".join(f"  {name:13}{does}\n" for name, (_, _, does) in COMMANDS.items())

@@ -27,3 +27,13 @@ def test_modules_of_the_current_folder_are_found_as_with_python_m(
     monkeypatch.setattr(runpy, "run_module", run_module)
     main()
     sys.modules.pop("team_of_this_folder")
+
+
+def test_an_unknown_command_is_named_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["verl-mas", "reprot", "x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("no command 'reprot'; did you mean 'report'?\n\nusage: ")

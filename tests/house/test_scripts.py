@@ -96,7 +96,7 @@ def test_a_browser_is_installed_for_the_report_where_there_is_none(
     make_checkout(tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("bash", "dirname", "mkdir", "flock", "grep", "head", "tail"):
+    for name in ("bash", "dirname", "mkdir", "flock", "grep", "head", "tail", "timeout"):
         (tools / name).symlink_to(str(shutil.which(name)))
     fakes = {"apt-get": f'echo "$*" >>"{tmp_path}/apt.log"; exit {status}', "id": "echo 0"}
     for name, body in (fakes | ({"chromium": "exit 0"} if has_browser else {})).items():
@@ -233,3 +233,18 @@ def test_each_mode_runs_its_checks_and_names_those_that_fail(
     assert (done.returncode, "failed: ruff check" in done.stderr) == (
         (1, True) if fails and linted else (0, False)
     )
+
+
+def test_setup_refuses_the_environment_of_another_checkout(tmp_path: Path) -> None:
+    """The installation is editable: through a link it would change what the other one runs."""
+    other = tmp_path / "other"
+    other.mkdir()
+    log = make_checkout(other)
+    here = tmp_path / "here"
+    here.mkdir()
+    make_checkout(here)
+    shutil.rmtree(here / ".venv")
+    (here / ".venv").symlink_to(other / ".venv")
+    done = set_up(here)
+    assert done.returncode == 1 and ".venv is a link to" in done.stderr
+    assert log.read_text() == ""
