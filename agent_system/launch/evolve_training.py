@@ -156,6 +156,17 @@ class GenerationTraining:
             check_team(config)
             resolve(config)
 
+    def check_new(self) -> None:
+        """Raise AgentSystemError for the folder of a search that begins, and has trainings of another
+        one: they would be gone on with.
+        """
+        earlier = sorted(self.folder.glob("gen_*"))
+        if earlier:
+            raise AgentSystemError(
+                f"{earlier[0]} is a training of another search, whose ledger is gone; remove the folder "
+                f"{self.folder}, or set trainer.experiment_name to another one"
+            )
+
     def config_of(self, teams: Sequence[Team], folder: Path, number: int) -> RunConfig:
         """Return the configuration of a run that trains teams, whose files are written into its
         folder.
