@@ -198,6 +198,7 @@ class GenerationTraining:
         trainer.default_local_dir = str(folder)
         trainer.total_training_steps = self.steps
         trainer.val_before_train = False
+        trainer.val_only = False  # a search does not read it
         trainer.test_freq = -1
         trainer.resume_mode = "auto"
         return config
