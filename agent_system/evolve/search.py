@@ -31,6 +31,7 @@ from agent_system.evolve.race import RULED_OUT, is_ruled_out
 from agent_system.evolve.settings import EvolveSettings
 from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
+from verl.utils.names import slug
 
 FINALISTS = 4
 MOST_TRAINED = 4
@@ -244,6 +245,10 @@ class TeamSearch:
         front = pareto_front(self.archive.whole, lambda c: c.episodes)
         ranked = sorted(front, key=lambda c: (-self.archive.search_utility(c), c.number))
         files = list({c.number: c for c in (self.archive.incumbent(), *ranked)}.values())[:MOST_TRAINED]
+        files = self._affordable(files)
+        if not files:
+            self.inputs.say("no training: the budget is not enough to play the best file again")
+            return
         line = {"event": "train", "generation": self.generation, "files": [c.key for c in files]}
         number = self.archive.weights + 1
         result = await self.ledger.event(
@@ -268,6 +273,17 @@ class TeamSearch:
             f"training {number}: {len(files)} files, {self.settings.train_steps} steps; best "
             f"{mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens"
         )
+
+    def _affordable(self, files: Sequence[TeamCandidate]) -> list[TeamCandidate]:
+        """Return the first files that the budget lets play again, without kept replies."""
+        left = self.left()
+        affordable: list[TeamCandidate] = []
+        for candidate in files:
+            left -= self.settings.tasks * mean_tokens(candidate.episodes)
+            if left < 0:
+                break
+            affordable.append(candidate)
+        return affordable
 
     async def _begin(self) -> None:
         """Play the start files. Raise AgentSystemError where a search is of no use."""
@@ -367,16 +383,32 @@ class TeamSearch:
                 edited = edited_team(text, parent.team, self.inputs.parts, self.inputs.tasks)
             except EditRefused:
                 continue
-            return None if edited[1].key() in self.archive.keys else edited
+            return edited if self._is_new(edited[1]) else None
         return None
 
     def _drawn(self, parent: TeamCandidate, rng: random.Random) -> tuple[list[TeamEdit], Team] | None:
         others = [c.team for c in self.archive.whole if c is not parent]
         for _ in range(10):
             edited = draw_team(parent.team, self.inputs.parts, others, rng, votes=self.inputs.votes)
-            if edited is not None and edited[1].key() not in self.archive.keys:
+            if edited is not None and self._is_new(edited[1]):
                 return edited
         return None
+
+    def _is_new(self, team: Team) -> bool:
+        """Return whether a file is another one than those of the search. With training its agents must
+        be theirs as well: an adapter has the name of its role, so an agent that was split from another
+        one than its namesake in another file would inherit what that one has learned.
+        """
+        if team.key() in self.archive.keys:
+            return False
+        origins: dict[str, set[tuple[str, str | None]]] = {}
+        for candidate in self.archive.candidates if self.inputs.trainer is not None else ():
+            for name, agent in candidate.team.spec.agents.items():
+                origins.setdefault(slug(name), set()).add((name, agent.like))
+        return all(
+            (name, agent.like) in origins.get(slug(name), {(name, agent.like)})
+            for name, agent in team.spec.agents.items()
+        )
 
     async def _ask(self, parent: TeamCandidate, number: int) -> Mapping[str, Any]:
         """Ask the proposer to edit a file."""

@@ -156,6 +156,17 @@ class GenerationTraining:
             check_team(config)
             resolve(config)
 
+    def check_new(self) -> None:
+        """Raise AgentSystemError for the folder of a search that begins, and has trainings of another
+        one: they would be gone on with.
+        """
+        earlier = sorted(self.folder.glob("gen_*"))
+        if earlier:
+            raise AgentSystemError(
+                f"{earlier[0]} is a training of another search, whose ledger is gone; remove the folder "
+                f"{self.folder}, or set trainer.experiment_name to another one"
+            )
+
     def config_of(self, teams: Sequence[Team], folder: Path, number: int) -> RunConfig:
         """Return the configuration of a run that trains teams, whose files are written into its
         folder.
@@ -187,6 +198,7 @@ class GenerationTraining:
         trainer.default_local_dir = str(folder)
         trainer.total_training_steps = self.steps
         trainer.val_before_train = False
+        trainer.val_only = False  # a search does not read it
         trainer.test_freq = -1
         trainer.resume_mode = "auto"
         return config

@@ -140,9 +140,11 @@ class EngineTeams:
         """Return the agents of the run. A server's connection is that of one collector."""
         config = self.config if self.engines is None else self.engines.config
         plan = self.plan if self.engines is None else self.engines.plan
-        clients = self.clients if self.engines is None else self.engines.clients()
-        bindings = agent_bindings(config, plan, self.tokenizers, clients)
+        bindings = agent_bindings(config, plan, self.tokenizers, self._clients())
         return {name: self._with_kept_replies(binding) for name, binding in bindings.items()}
+
+    def _clients(self) -> Mapping[str, Any]:
+        return self.clients if self.engines is None else self.engines.clients()
 
     def _with_kept_replies(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
         """Return a binding whose replies are kept."""
@@ -189,7 +191,7 @@ class EngineTeams:
             collector_settings(self.config, self.plan), max_failure_rate=1.0, tree=None, tool_sequences=()
         )
         data, reward = self.config.data, self.config.reward
-        model = build_reward_model(data, reward, self.plan, self.tokenizers, self.clients)
+        model = build_reward_model(data, reward, self.plan, self.tokenizers, self._clients())
         return Collector(orchestra, agents, env, bindings, settings, self.workers, model)
 
     def proposer(self, name: str) -> AskModel:
@@ -421,6 +423,8 @@ class EngineSearch:
         train, val = self.tasks(unserved)
         ledger = SearchLedger(folder, self._header(train, val), memory)
         try:
+            if self.training is not None and not ledger.resumed:
+                self.training.check_new()
             with ExitStack() as started:
                 teams = started.enter_context(self.serving(unserved))
                 display = started.enter_context(SearchDisplay(settings, Console()))

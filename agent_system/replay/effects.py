@@ -44,6 +44,7 @@ class Measured:
         noise: variance of the error of `target`.
         task: number of the task.
         other: whether an alternative was another action.
+        of_step: number of decisions of the step by agent and turn, drawn or not.
     """
 
     outcomes: Sequence[DecisionOutcome]
@@ -53,6 +54,7 @@ class Measured:
     noise: np.ndarray
     task: np.ndarray
     other: np.ndarray
+    of_step: Mapping[tuple[str, int], int]
 
     @classmethod
     def of(cls, outcomes: Sequence[DecisionOutcome], decisions: Sequence[Decision]) -> Measured:
@@ -70,6 +72,7 @@ class Measured:
             parts[:, 2],
             np.array([tasks[o.decision.episode.uid] for o in restored], dtype=np.int64),
             np.array([len(set(o.actions)) > 1 for o in restored], dtype=bool),
+            of_step,
         )
 
     def places(self, agent: str | None, turn: int | None = None) -> np.ndarray:
@@ -122,13 +125,20 @@ def effects_table(measured: Measured, episodes: int, variance: float, seed: int)
         with_rows = sorted(turn for turn, count in turns.items() if count >= FEW) if len(turns) > 1 else []
         for turn in (None, *with_rows):
             places = measured.places(agent, turn)
-            rows.append({"agent": agent, "turn": turn} | _effect(measured, places, episodes, variance, seed))
+            # turns of which nothing was drawn, or restored, are taken to be as the others
+            weight = measured.weight[places].sum()
+            count = sum(
+                number
+                for name, number in measured.of_step.items()
+                if name[0] == agent and turn in (None, name[1])
+            )
+            scale = episodes * variance * weight / count
+            rows.append({"agent": agent, "turn": turn} | _effect(measured, places, scale, seed))
     return rows
 
 
-def _effect(
-    measured: Measured, places: np.ndarray, episodes: int, variance: float, seed: int
-) -> dict[str, Any]:
+def _effect(measured: Measured, places: np.ndarray, scale: float, seed: int) -> dict[str, Any]:
+    """Return a row; `scale` is what the weighted sum of `v` is a share of."""
     weight = measured.weight[places]
     choice = weight * measured.choice[places]
     tasks = measured.task[places]
@@ -138,7 +148,6 @@ def _effect(
         len(names), np.full(len(names), 1 / len(names)), size=RESAMPLES
     )
     sums_drawn = resampled @ sums.T
-    scale = episodes * variance
     low, high = np.percentile(_root(sums_drawn[:, 0] / sums_drawn[:, 1]), [TAIL, 100 - TAIL])
     shares = np.clip(np.percentile(sums_drawn[:, 0], [TAIL, 100 - TAIL]) / scale, 0, None) if scale else None
     return {

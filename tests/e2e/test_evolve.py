@@ -8,14 +8,18 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent_system.evolve.replay import ReplayMemory
+from agent_system.launch.evolving import SearchEngines, load_settings, open_search
 from agent_system.workflows.data import write_split
 from agent_system.workflows.graph.team import Team
 from agent_system.workflows.lookup.world.generate import TASKS
 from benchmarks.shared.scripted_lookup import ALONE, ROLES
+from tests.e2e.test_reward_model import save_classifier
 from tests.house.source import ROOT
 
 FILES = ("ledger.jsonl", "report.md", "replies.jsonl", "best.yaml")
@@ -110,6 +114,24 @@ def test_what_is_wrong_is_one_line_before_a_model_loads(
     status, _, error = ended(tmp_path, forked_python, *kept, change)
     assert status == 1 and said in error.splitlines()[-1], error
     assert error.splitlines()[-1].startswith("error: ")
+
+
+def test_the_reward_model_of_a_search_has_the_client_of_its_engine(
+    inputs: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    keys = [
+        "reward.model.kind=sequence_classification", "reward.model.max_length=512",
+        f"reward.model.path={save_classifier(tmp_path_factory.mktemp('classifier'))}",
+        f"trainer.default_local_dir={tmp_path}",
+    ]  # fmt: skip
+    ours = [key for key in inputs if key.startswith("evolve.")]
+    search = open_search(load_settings(ours), [*(key for key in inputs if key not in ours), *keys])
+    (search.folder / "teams").mkdir(parents=True)
+    engines = SearchEngines(search.config, search.plan)
+    engines._clients = {group.wg_id: object() for group in search.plan.groups}
+    teams = replace(search.unserved(ReplayMemory()), engines=engines)
+    scorer = teams.collector(search.start[0])._models[True]
+    assert scorer._model._client is engines._clients[search.plan.reward_model.wg_id]
 
 
 def test_the_script_plays_the_embedded_model(checkout: Path, tmp_path: Path) -> None:

@@ -117,8 +117,17 @@ def test_a_key_that_is_none_any_more_is_named_and_its_value_of_then_is_read(
     assert command_line.load_config(tmp_path / "config.yaml") == command_line.compose_config(TEAM)
     OmegaConf.update(saved, name, "another", force_add=True)
     OmegaConf.save(saved, tmp_path / "config.yaml")
-    with pytest.raises(ValueError, match="is not a configuration of this version"):
+    with pytest.raises(ConfigError) as other:
         command_line.load_config(tmp_path / "config.yaml")
+    assert f"{name}=another is of an earlier version and no key any more: {instead};" in str(other.value)
+    assert "\n" not in str(other.value)
+
+
+def test_a_file_whose_address_of_a_server_had_no_effect_runs_programs_here(tmp_path: Path) -> None:
+    saved = asdict(command_line.compose_config([*TEAM, "sandbox.url=http://localhost:8080"]))
+    saved["sandbox"]["backend"] = "local"
+    OmegaConf.save(OmegaConf.create(saved), tmp_path / "config.yaml")
+    assert command_line.load_config(tmp_path / "config.yaml").sandbox.url == ""
 
 
 def test_a_file_with_a_server_for_programs_names_no_backend(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ different weights are never compared.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_system.errors import AgentSystemError
-from agent_system.evolve.archive import Archive, TeamCandidate, pareto_front
+from agent_system.evolve.archive import Archive, TeamCandidate, mean_tokens, pareto_front
+from agent_system.evolve.edits import normal
 from agent_system.evolve.evaluate import PlayedEpisode
 from agent_system.evolve.report import report
 from agent_system.launch.evolve_training import GenerationTraining, teams_of_a_run
@@ -100,6 +103,51 @@ async def test_the_budget_pays_for_playing_again_and_not_for_training(make_searc
     await search.run()
     assert search.stopped == "the budget is spent" and 1 <= len(trainer.trained) < 19
     assert search.counts.spent < 1.2 * 6000
+
+
+async def test_a_training_after_which_no_file_could_play_again_is_left_out(make_search: MakeSearch) -> None:
+    search, trainer = trained(make_search, "a", budget_tokens=6000, generations=20)
+    await search._begin()
+    files = search.archive.whole
+    again = search.settings.tasks * mean_tokens(files[0].episodes)
+    search.counts.play += int(search.left() - again) + 1
+    await search._train()
+    assert trainer.trained == [] and search.archive.weights == 0 and files[0].state == "whole"
+    search.counts.play -= 1
+    await search._train()
+    assert len(trainer.trained) == 1 and search.counts.spent <= 6000
+
+
+async def test_a_name_of_another_origin_is_no_role(make_search: MakeSearch, start: Team) -> None:
+    """It would inherit the adapter of its namesake."""
+    name = next(iter(start.agents))
+
+    def split(base: str, new: str) -> Team:
+        value = normal(start.source.value)
+        value["agents"] |= {
+            "Other": dict(value["agents"][name]),
+            new: {"like": base, "prompt": "{env_prompt}"},
+        }
+        value["do"] = [*value["do"], {"call": new, "id": "z"}, {"call": "Other", "id": "y"}]
+        return Team.parse(json.dumps(value))
+
+    for trains, new in ((True, False), (False, True)):
+        search, _ = trained(make_search, f"{trains}")
+        if not trains:
+            search.inputs = replace(search.inputs, trainer=None)
+        search.archive.candidates.append(TeamCandidate(0, split(name, "Writer"), "a"))
+        assert search._is_new(split(name, "Reader"))
+        assert search._is_new(split("Other", "Writer")) is new
+        assert search._is_new(split(name, "writer")) is new, "they have one folder"
+
+
+def test_trainings_of_another_search_are_not_gone_on_with(tmp_path: Path) -> None:
+    training = GenerationTraining([], 1, tmp_path, {})
+    training.check_new()
+    (tmp_path / "gen_2").mkdir()
+    with pytest.raises(AgentSystemError, match="gen_2 is a training of another search") as error:
+        training.check_new()
+    assert "\n" not in str(error.value)
 
 
 def played(score: float, weights: int) -> list[PlayedEpisode]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,28 @@ async def test_effects_of_a_sequence_make_up_the_variance(audited: Run, tokenize
     assert rows[FIRST]["effect"] == pytest.approx(math.sqrt(P * P * P * (1 - P)), abs=0.025)
     assert rows[SECOND]["effect"] == pytest.approx(math.sqrt(P * P * (1 - P)), abs=0.04)
     assert rows[FIRST]["share"] + rows[SECOND]["share"] == pytest.approx(1.0, abs=0.2)
+
+
+class TwoTurns(FirstCounts):
+    """Pays half of what the first agent said in each of two turns."""
+
+    def reset(self, task: Task) -> Observation:
+        self.turn = 0
+        return Observation(task.prompt)
+
+    def step(self, action: str) -> Outcome:
+        self.turn += 1
+        return Outcome(team=float(action[0]) / 2, done=self.turn == 2)
+
+
+async def test_a_turn_of_which_nothing_was_drawn_has_its_share(audited: Run, tokenizer: Any) -> None:
+    audit = await audited(team_of(tokenizer, TwoTurns, max_steps=2), TASKS, 2, AuditSize(480, 3, 2))
+    of_one = [o for o in audit.outcomes if o.decision.row.identity.turn == 1]
+    assert 0 < len(of_one) < len(audit.outcomes)
+    whole = table(audit)[FIRST]
+    half = table(replace(audit, outcomes=of_one))[FIRST]
+    assert half["share"] == pytest.approx(whole["share"], abs=0.15)
+    assert half["share_low"] <= half["share"] <= half["share_high"]
 
 
 async def test_a_reply_after_which_nothing_is_sampled_is_played_once_per_arm(

@@ -21,7 +21,10 @@ SWITCHES = {
 FORMER: dict[str, tuple[Any, str]] = {
     "reward.model.cache_size": (100_000, "100,000 scores are kept"),
     "reward.model.dtype": ("auto", "actor_rollout_ref.rollout.dtype is the reward model's as well"),
-    "reward.model.micro_batch_size": (8, "actor_rollout_ref.rollout.max_num_seqs bounds it"),
+    "reward.model.micro_batch_size": (
+        8,
+        "8 rows, or actor_rollout_ref.rollout.max_num_seqs if that is less",
+    ),
     "reward.propagation.theta_fall": (0.05, "a drop by a share of 0.05 is a fall"),
     "reward.propagation.theta_window": (3, "accuracy is compared with three validations"),
     "rollout.env_threads": (1024, "there are at most 1,024 threads"),
@@ -35,7 +38,7 @@ FORMER: dict[str, tuple[Any, str]] = {
 
 def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     """Return the tree of a file with each switch that became a value of another key as that value,
-    and without former keys that have the value of now; another value stays, for the check of names.
+    and without former keys that have the value of now. Raises ConfigError for another value of one.
 
     A switch that was off had left the number beside it without effect, so the number goes as well.
     Sections that are no sections stay, for the check of types.
@@ -53,13 +56,20 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     critic = _section(saved, "critic")
     if critic.pop(UPDATES, True) is False:
         critic["ppo_mini_update_num"] = None
-    if _section(saved, "sandbox").get("url"):
-        _section(saved, "sandbox").pop("backend", None)
-    for name, (value, _) in FORMER.items():
+    sandbox = _section(saved, "sandbox")
+    if sandbox.get("backend") == "local" and "url" in sandbox:
+        sandbox["url"] = ""  # the address had no effect
+    elif sandbox.get("url"):
+        sandbox.pop("backend", None)
+    for name, (value, instead) in FORMER.items():
         *sections, leaf = name.split(".")
         section = reduce(_section, sections, saved)
-        if section.get(leaf) == value:
-            del section[leaf]
+        if section.get(leaf, value) != value:
+            raise ConfigError(
+                f"{name}={section[leaf]} is of an earlier version and no key any more: {instead}; remove it "
+                "from the file, or use the version that wrote it"
+            )
+        section.pop(leaf, None)
     return saved
 
 
