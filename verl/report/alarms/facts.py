@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.report import plain
 from verl.report.alarms.credit_facts import row_key
-from verl.report.plain import number
 from verl.report.texts import LATER_PROMPTS, is_heard
 
 # Episodes that are kept as examples of one thing.
@@ -368,7 +368,7 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    finite = number(value)
+    finite = plain.number(value)
     return None if finite is None else float(finite)
 
 
