@@ -256,7 +256,7 @@ from agent_system.registry import EnvRegistry
 @EnvRegistry.register("killed_world")
 class KilledWorld(my_flow_package.MyWorld):
     def reset(self, task):
-        if os.path.exists({str(tmp_path / "run" / "credit" / "step_000001.json")!r}):
+        if '"step": 1,' in open({str(tmp_path / "run" / "run.json")!r}).read():
             os.kill(os.getpid(), signal.{number})
         return super().reset(task)
 """

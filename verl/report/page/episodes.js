@@ -198,7 +198,7 @@ report.drawEpisodes = function (run, state) {
     list,
   );
   const exists = open >= 0 && open < count;
-  const right = report.el(
+  const right = report.detail ?? report.el(
     "section",
     { class: "detail", id: "detail", "aria-label": "The episode" },
     exists
