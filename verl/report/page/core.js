@@ -171,6 +171,17 @@ report.el = (name, attributes = {}, ...children) =>
 report.svg = (name, attributes = {}, ...children) =>
   report.fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
+/** Nodes that `make` returns; the error of a file that is not what was expected, where it has one. */
+report.drawn = function (make) {
+  try {
+    return [make()].flat(4).filter(Boolean);
+  } catch (error) {
+    console.error(error);
+    const text = `This cannot be shown, because a file of the run is not what was expected: ${error}`;
+    return [report.el("p", { class: "bad", role: "alert" }, text)];
+  }
+};
+
 /** Whether a recorded flag is false; one that was not recorded is neither true nor false. */
 report.isFalse = (flag) => flag === false || flag === 0;
 

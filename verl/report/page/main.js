@@ -100,7 +100,7 @@ report.draw = function () {
   report.drawHeader(run);
   report.drawFoot();
   main.className = page.name;
-  main.replaceChildren(...[report[page.draw](run, report.state)].flat(3).filter(Boolean));
+  main.replaceChildren(...report.drawn(() => report[page.draw](run, report.state)));
   for (const [id, top] of lists) document.getElementById(id)?.scrollTo(0, top);
   if (before?.page !== report.state.page) scrollTo(0, 0);
   const element = focus ? document.getElementById(focus) : null;
