@@ -186,7 +186,8 @@ report.drawn = function (make) {
 report.isFalse = (flag) => flag === false || flag === 0;
 
 report.isNumber = (x) => typeof x === "number" && Number.isFinite(x);
-report.integer = (x) => (report.isNumber(x) ? Math.round(x).toLocaleString("en-US") : "\u2013");
+report.GROUPED = new Intl.NumberFormat("en-US");
+report.integer = (x) => (report.isNumber(x) ? report.GROUPED.format(Math.round(x)) : "\u2013");
 report.percent = (x, digits = 1) => (report.isNumber(x) ? `${(100 * x).toFixed(digits)} %` : "\u2013");
 
 /** A number with about three significant digits; a dash if there is none. */
