@@ -61,7 +61,7 @@ def test_a_server_that_ends_is_said_on_the_page(tmp_path: Path) -> None:
 
 
 def test_the_list_grows_beside_an_open_episode_whose_credit_comes_later(tmp_path: Path) -> None:
-    folder, later, lines = split_run(tmp_path)
+    folder, later, _ = split_run(tmp_path)
     (folder / PARTS[0]).write_bytes(later[PARTS[0]])
     with served(folder) as address, chromium() as browser:
         browser.offline(False)

@@ -351,7 +351,9 @@ class RunFacts:
         if len(self._ambiguous) > AMBIGUOUS * len(train) or len(validation) < 2:
             return Overlap(0, len(validation))
         shared = validation.keys() & train.keys()
-        return Overlap(len(shared), len(validation), tuple(validation[key][1] for key in sorted(shared))[:5])
+        # keys are hashes, whose order differs from process to process
+        numbers = sorted(validation[key][1] for key in shared)
+        return Overlap(len(shared), len(validation), tuple(numbers[:EXAMPLES]))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
