@@ -257,8 +257,8 @@ from agent_system.registry import EnvRegistry
 class KilledWorld(my_flow_package.MyWorld):
     def reset(self, task):
         if os.path.exists({str(tmp_path / "run" / "credit" / "step_000001.json")!r}):
-            # a thread writes it
-            while '"step": 1,' not in open({str(tmp_path / "run" / "run.json")!r}).read():
+            # a thread writes it, which a process that is killed does not wait for
+            while {number == "SIGKILL"} and '"step": 1,' not in open({str(tmp_path / "run" / "run.json")!r}).read():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.{number})
         return super().reset(task)
