@@ -45,8 +45,9 @@ seconds = []
 write = record.write_credit
 def timed(*args):
     start = time.perf_counter()
-    write(*args)
+    columns = write(*args)
     seconds.append(time.perf_counter() - start)
+    return columns
 record.write_credit = timed
 run(compose_config(sys.argv[1:]))
 print(json.dumps(seconds))

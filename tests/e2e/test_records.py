@@ -249,7 +249,7 @@ def test_a_process_that_a_signal_ends_has_the_right_state(
     world = tmp_path / "killed_world.py"
     world.write_text(
         f"""
-import os, signal
+import os, signal, time
 import my_flow_package
 from agent_system.registry import EnvRegistry
 
@@ -257,6 +257,9 @@ from agent_system.registry import EnvRegistry
 class KilledWorld(my_flow_package.MyWorld):
     def reset(self, task):
         if os.path.exists({str(tmp_path / "run" / "credit" / "step_000001.json")!r}):
+            # a thread writes it, which a process that is killed does not wait for
+            while {number == "SIGKILL"} and '"step": 1,' not in open({str(tmp_path / "run" / "run.json")!r}).read():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.{number})
         return super().reset(task)
 """

@@ -250,3 +250,31 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
         "env_vars.WANDB_API_KEY": "***",
         "max_tokens": 5,
     }
+
+
+@pytest.mark.parametrize("hostile", [["x"], "x", 1, {"x": ["y"]}, [[{}]], None, [{"wg_id": [], "start": 1}]])
+def test_a_state_of_any_shape_is_read(tmp_path: Path, hostile: Any) -> None:
+    folder = small_run(tmp_path / "run")
+    for name in ("attempt", "open_spans", "agents", "heartbeat", "step", "total_steps"):
+        state_of(folder, state="running", **{name: hostile})
+        assert run_at(folder)["state"]["state"] == "running"
+    for name in ("started", "from_step"):
+        state_of(folder, attempt={name: hostile})
+        run_at(folder)
+
+
+@pytest.mark.parametrize("text", ["a: &a {b: *a}", "a: &a [1, 2]\nb: &b [*a, *a]\nc: [*b, *b]"])
+def test_a_configuration_of_aliases_is_damaged(tmp_path: Path, text: str) -> None:
+    """Their number of values grows with two to the power of the number of lines."""
+    folder = small_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(text)
+    run = run_at(folder)
+    assert run["config"] == {} and [entry["file"] for entry in run["damaged"]] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timeline.jsonl", "run.json", "config.yaml"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = small_run(tmp_path / "run")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert {"file": name, "line": None, "why": "it is no file"} in run_at(folder)["damaged"]

@@ -130,6 +130,19 @@ def test_accuracy_of_a_checkpoint_comes_first(tmp_path: Path) -> None:
     assert accuracy["after"] == accuracy["points"][1]
 
 
+def test_a_validation_after_the_last_checkpoint_is_newer_than_its_accuracy(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", steps=4)
+    entry = {"value": 0.25, "low": 0.125, "high": 0.5, "num_tasks": 100}
+    table = [["team", "accuracy avg@4", entry]]
+    for step, rate in ((2, None), (4, 0.25)):
+        checkpoint = folder / "checkpoints" / f"global_step_{step}"
+        checkpoint.mkdir(parents=True)
+        state = {"global_step": step, "after": {"metrics": {}, "table": table}}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        after = run_at(folder)["accuracy"]["after"]
+        assert after["step"] == 4 and (after["rate"] == 0.25) is (rate is not None)
+
+
 def test_a_world_without_success_has_its_team_reward(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     for file in folder.glob("trajectories/val_*"):

@@ -208,3 +208,9 @@ def test_titles_are_escaped(tmp_path: Path) -> None:
     page = page_of(small_run(tmp_path / "<b>run&"))
     (title,) = re.findall(r"<title>(.*)</title>", page)
     assert unescape(title).startswith("<b>run&") and "<b>" not in page
+
+
+def test_an_index_above_the_limit_is_said(tmp_path: Path) -> None:
+    report = read_report([small_run(tmp_path / "run")])
+    assert len(report_page(report, 0.01)) > 10_000
+    assert "since figures and index alone need more than 0.01 MB (--max-mb)" in report.runs[0]["notes"][-1]

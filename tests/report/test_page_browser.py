@@ -314,6 +314,25 @@ def test_charts_are_read_by_keyboard(browser: Browser, report: Path) -> None:
     assert "training: " in browser.evaluate("document.querySelector('.frame svg').getAttribute('aria-label')")
 
 
+def test_a_file_of_another_form_is_said_on_its_page_and_the_others_are_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    index, chunks = sample_index()
+    index["runs"][0]["audit"] = [{"step": 2, "table": "none"}]
+    for chunk in chunks:
+        for episode in chunk["episodes"]:
+            episode["calls"] = [{"prompt": 5}]
+    path = write_page(tmp_path / "report.html", index, chunks)
+    browser.open(path, "/audit")
+    assert "not what was expected" in text_of(browser, "main [role=alert]")
+    browser.open(path, "/episodes?episode=0")
+    browser.wait("document.querySelector('#detail [aria-busy]') === null")
+    assert "not what was expected" in text_of(browser, "#detail [role=alert]")
+    browser.problems.clear()
+    browser.open(path, "/overview")
+    assert browser.problems == [] and len(text_of(browser, "main")) > 100
+
+
 def test_a_damaged_index_is_said_and_nothing_else_is_shown(
     browser: Browser, report: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.shared.browser import chromium
 from tests.house.source import ROOT
 from tests.report.pages import needs_chromium
-from tests.report.test_watch import split_run
+from tests.report.test_watch import PARTS, split_run
 
 pytestmark = needs_chromium
 
@@ -58,3 +58,27 @@ def test_a_server_that_ends_is_said_on_the_page(tmp_path: Path) -> None:
         with served(folder) as address:
             browser.open(address, "/episodes")
         browser.wait("document.getElementById('foot').textContent.includes('no longer answers')")
+
+
+def test_the_list_grows_beside_an_open_episode_whose_credit_comes_later(tmp_path: Path) -> None:
+    folder, later, _ = split_run(tmp_path)
+    (folder / PARTS[0]).write_bytes(later[PARTS[0]])
+    with served(folder) as address, chromium() as browser:
+        browser.offline(False)
+        browser.open(address, "/episodes")
+        count = browser.evaluate("report.listed.length")
+        last = browser.evaluate("report.listed.find((i) => report.row(report.run().episodes, i).step === 3)")
+        browser.evaluate(f"report.bench.open({last})")
+        browser.evaluate("document.getElementById('detail').dataset.opened = 'yes'")
+        for name in PARTS[1:]:
+            if not name.startswith("credit"):
+                (folder / name).write_bytes(later[name])
+        browser.wait(f"report.listed.length > {count}")
+        status = "document.querySelector('.side [role=status]').textContent"
+        assert browser.evaluate(status).startswith(f"{browser.evaluate('report.listed.length')} of")
+        assert browser.evaluate("document.getElementById('detail').dataset.opened") == "yes"
+        for name in PARTS[1:]:
+            if name.startswith("credit"):
+                (folder / name).write_bytes(later[name])
+        browser.wait("document.getElementById('detail').dataset.opened === undefined")
+        assert browser.problems == []

@@ -241,6 +241,32 @@ async def test_a_folder_that_goes_away_does_not_end_the_server(tmp_path: Path) -
         assert report.run["steps"] == [0, 1, 2]
 
 
+async def test_an_error_of_one_look_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(small_run(tmp_path / "run")) as (_, _, report):
+        looks = []
+
+        def refresh() -> bool:
+            looks.append(1)
+            raise ValueError("no number")
+
+        monkeypatch.setattr(report, "refresh", refresh)
+        async with asyncio.timeout(20):
+            while len(looks) < 3:
+                await asyncio.sleep(0.01)
+    assert caplog.messages == ["the run cannot be read: ValueError: no number"]
+
+
+async def test_a_request_without_a_path_is_refused(tmp_path: Path) -> None:
+    async with watched(small_run(tmp_path / "run")) as (address, _, _):
+        port = int(address.split("/")[2].rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"404"
+        writer.close()
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="has none of"):
         LiveReport(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from verl.report.lines import GrowingFile
+from verl.report.lines import GrowingFile, check_file
 from verl.report.plain import clean, flat, number
 from verl.utils.names import listed
 
@@ -90,7 +90,7 @@ class RunFolder:
         if self._read_growing(self.timeline):
             changed.add("spans")
         state = self._whole_file(self.path / "run.json", self._load_json)
-        self.state = clean(state) if isinstance(state, dict) else None
+        self.state = _state_of(state) if isinstance(state, dict) else None
         config = self._whole_file(self.path / "config.yaml", _load_yaml)
         self.config = {key: clean(value, key.rpartition(".")[2]) for key, value in flat(config).items()}
         self._read_trainer_state()
@@ -108,17 +108,12 @@ class RunFolder:
     @property
     def from_step(self) -> int | None:
         """Step from which the last attempt started; None if it is not known."""
-        return None if self.state is None else _integer(self._attempt.get("from_step"))
+        return None if self.state is None else _integer(self.state["attempt"].get("from_step"))
 
     @property
     def started(self) -> float | None:
         """Start of the last attempt in seconds since the epoch; None if it is not known."""
-        return None if self.state is None else number(self._attempt.get("started"))
-
-    @property
-    def _attempt(self) -> dict[str, Any]:
-        attempt = (self.state or {}).get("attempt")
-        return attempt if isinstance(attempt, dict) else {}
+        return None if self.state is None else number(self.state["attempt"].get("started"))
 
     @property
     def metric_rows(self) -> dict[int, dict[str, Any]]:
@@ -165,6 +160,7 @@ class RunFolder:
             stat = path.stat()
             if path in self._whole and self._whole[path][:2] == (stat.st_size, stat.st_mtime_ns):
                 return self._whole[path][2]
+            check_file(stat)
             content = load(path)
         except (FileNotFoundError, NotADirectoryError):
             self._whole.pop(path, None)
@@ -298,6 +294,17 @@ def _matches(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[
                 yield match, path
 
 
+def _state_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what run.json says, in which `attempt` is a mapping and `open_spans` a list of them."""
+    state = clean(content)
+    attempt = state.get("attempt")
+    spans = state.get("open_spans")
+    return state | {
+        "attempt": attempt if isinstance(attempt, dict) else {},
+        "open_spans": [span for span in spans if isinstance(span, dict)] if isinstance(spans, list) else [],
+    }
+
+
 def _credit_column(name: str, column: list[Any]) -> list[Any]:
     """Return a column as JSON that a browser reads, with fewer digits where no recomputation is
     compared with it.
@@ -308,7 +315,12 @@ def _credit_column(name: str, column: list[Any]) -> list[Any]:
 
 
 def _load_yaml(path: Path) -> Any:
-    return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    content = path.read_bytes()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # Ten nested aliases of a list may stand for a million values; a run writes none.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, loader)):
+        raise ValueError("it has aliases (*name); expected a configuration as a run writes it")
+    return yaml.load(content, loader)
 
 
 def _integer(value: Any) -> int | None:

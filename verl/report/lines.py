@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 CUT_OFF = "cut off: it is being written, or the run ended while it was"
+
+
+def check_file(status: os.stat_result) -> None:
+    """Raise OSError for a pipe or a device, whose reading may never end."""
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise OSError("it is no file")
 
 
 @dataclass(frozen=True)
@@ -78,14 +86,15 @@ class GrowingFile:
             OSError: the file cannot be read.
         """
         try:
-            stat = self.path.stat()
+            status = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             changed = self._stat is not None
             self._stat = None
             self.lines = []
             self.modified = 0.0
             return changed
-        stat_key = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        check_file(status)
+        stat_key = status.st_ino, status.st_size, status.st_mtime_ns
         if stat_key == self._stat:
             return False
         last = self.lines[-1] if self.lines else None
@@ -98,7 +107,7 @@ class GrowingFile:
                 self.lines.pop()
             self.lines += read_lines(file, last.offset if last else 0, last.number - 1 if last else 0)
         self._stat = stat_key
-        self.modified = stat.st_mtime
+        self.modified = status.st_mtime
         return True
 
     @property

@@ -103,7 +103,8 @@ def report_page(report: Report, max_mb: float) -> str:
     space = int(max_mb * MEGABYTE) - len(frame) - len(packed(report.to_json()))
     space -= _PLACE_BYTES * sum(episodes.episodes.length for episodes in report.episodes)
     chunks = list(_chunks(report, space))
-    _place(report, [groups for groups, _ in chunks], max_mb)
+    why = "so that the page has at most" if space > 0 else "since figures and index alone need more than"
+    _place(report, [groups for groups, _ in chunks], f"{why} {max_mb:g} MB (--max-mb)")
     data = {"index": packed(report.to_json() | {"max_mb": max_mb})}
     data |= {f"chunk-{number}": text for number, (_, text) in enumerate(chunks)}
     names = ", ".join(run["name"] for run in report.runs)
@@ -152,8 +153,8 @@ def _chunk_of(report: Report, groups: Sequence[EpisodeGroup]) -> Chunk:
     )
 
 
-def _place(report: Report, chunks: Sequence[Sequence[EpisodeGroup]], max_mb: float) -> None:
-    """Write into the index where the texts are, and what was left out."""
+def _place(report: Report, chunks: Sequence[Sequence[EpisodeGroup]], why: str) -> None:
+    """Write into the index where the texts are, and what was left out and `why`."""
     for run_number, (run, episodes) in enumerate(zip(report.runs, report.episodes, strict=True)):
         total = episodes.episodes.length
         chunks_of = [-1] * total
@@ -169,6 +170,6 @@ def _place(report: Report, chunks: Sequence[Sequence[EpisodeGroup]], max_mb: flo
         if run["left_out_texts"]:
             run["notes"] = [
                 *run["notes"],
-                f"the texts of {run['left_out_texts']} of {total} episodes are left out, so that the page "
-                f"has at most {max_mb:g} MB (--max-mb); each has its file and line in the list of episodes",
+                f"the texts of {run['left_out_texts']} of {total} episodes are left out, {why}; each has "
+                "its file and line in the list of episodes",
             ]

@@ -93,6 +93,9 @@ def _before_after(
     step = trainer_state.get("global_step")
     before = _of_table(trainer_state.get("before"), first["step"] if first else 0)
     after = _of_table(trainer_state.get("after"), step if isinstance(step, int) else None)
+    # A run that has gone on since its last checkpoint has newer validations.
+    if after and last and isinstance(step, int) and last["step"] > step:
+        after = None
     return {"before": before or first, "after": after or last}
 
 

@@ -126,7 +126,8 @@ class WatchServer:
         try:
             if (request.host or "").rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
                 raise web.HTTPForbidden(text=f"this server answers to {', '.join(HOSTS)} only\n")
-            token = request.path.split("/")[1].encode("utf-8", "surrogatepass")
+            # the path of `OPTIONS *` has no slash
+            token = f"{request.path}/".split("/")[1].encode("utf-8", "surrogatepass")
             if not hmac.compare_digest(token, self.token.encode("ascii")):
                 raise web.HTTPNotFound(text="the address has a wrong token\n")
             response = await handler(request)
@@ -187,14 +188,17 @@ class WatchServer:
         return response
 
     async def _poll(self) -> None:
+        reported = ""
         while True:
             await asyncio.sleep(self._poll_s)
             try:
                 async with self._lock:
                     is_changed = await asyncio.to_thread(self.report.refresh)
-            except OSError as error:
-                # A file was moved away between two looks: the next look finds what is there.
-                logger.warning("the run cannot be read: %s", error)
+            except Exception as error:
+                # Such as of a file that was moved away between two looks: the next look finds what is there.
+                if str(error) != reported:
+                    logger.warning("the run cannot be read: %s: %s", type(error).__name__, error)
+                reported = str(error)
                 continue
             if is_changed:
                 async with self._changed:

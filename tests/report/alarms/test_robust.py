@@ -1,6 +1,7 @@
 """Runs of older versions, damaged ones and any series at all: no alarm without data, and no error."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -82,6 +83,21 @@ EPISODES = st.dictionaries(
     ),
     JSON,
 )
+
+
+COLUMNS = ("traj_uid", "turn", "call", "candidate", "policy_id", "tokens", "advantage", "logp")
+
+
+@given(st.fixed_dictionaries({name: st.lists(JSON, min_size=2, max_size=2) for name in COLUMNS}))
+@settings(max_examples=150, deadline=None)
+def test_any_credit_is_read_without_an_error(columns: dict[str, list[Any]]) -> None:
+    raised_alarms({"steps": [1], "metrics": {}, "credit": {"1": columns}, "config": {}})
+
+
+def test_numbers_without_a_float_count_as_none() -> None:
+    facts = RunFacts()
+    facts.add(1, "train", 0, {"team_reward": 10**400, "info": {"success": 10**400}, "calls": []})
+    assert facts.steps["train", 1].groups["None"].high == -math.inf
 
 
 @given(st.lists(st.tuples(EPISODES, CALLS, st.sampled_from(["train", "val"])), max_size=6))

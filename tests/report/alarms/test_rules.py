@@ -117,6 +117,12 @@ def add_third(quoted: bool) -> Callable[[dict[str, Any], int], None]:
     return change
 
 
+def thinks(episode: dict[str, Any], step: int) -> None:
+    """Replies begin with thoughts, which later prompts leave out."""
+    for call in episode["calls"]:
+        call["reply"] = f"<think>{call['reply'][::-1]}</think>\n{call['reply']}"
+
+
 def copies(share: int) -> Callable[[dict[str, Any], int], None]:
     """The Verifier repeats the Solver in all but one episode of `share`."""
 
@@ -527,3 +533,19 @@ def test_a_run_that_fails_is_not_solved() -> None:
     run = MadeRun(success=flat(0.99), series={"episode/failed": flat(7.0)}).build()
     run["alarms"] = raised_alarms(run)
     assert not is_solved(run)
+
+
+def test_thoughts_that_others_do_not_see_make_no_lazy_agent() -> None:
+    assert 16 not in alarms_of(MadeRun(steps=20, **STUCK, change=thinks).build())
+
+
+def test_a_verdict_that_approves_all_is_harmless_in_a_solved_run() -> None:
+    def wrong_first(episode: dict[str, Any], step: int) -> None:
+        episode["info"].pop("verifier/specificity", None)
+        if episode["index"] % 2:
+            episode["info"]["verifier/specificity"] = 0.0
+
+    run = MadeRun(success=flat(0.99), change=wrong_first).build()
+    run["alarms"] = raised_alarms(run)
+    assert 8 not in alarms_of(run) and is_solved(run)
+    assert 8 in alarms_of(MadeRun(success=flat(0.6), change=wrong_first).build())

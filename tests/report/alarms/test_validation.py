@@ -45,3 +45,12 @@ def test_worlds_that_begin_alike_have_no_texts_to_compare() -> None:
             facts.add(5, split, task, episode)
     run = MadeRun(steps=12).build() | {"facts": facts}
     assert 5 not in numbers(run)
+
+
+def test_a_prompt_of_two_training_tasks_does_not_silence_it() -> None:
+    """However often these tasks are played."""
+    run = MadeRun(steps=12, validations=STEADY).build()
+    for number in range(200):
+        with_prompt(run, f"twin:{number % 2}", "Solve: twins", "train", number)
+    with_prompt(run, "other:7", "Solve: Problem 301: how many are left?", "val")
+    assert 5 in numbers(run)

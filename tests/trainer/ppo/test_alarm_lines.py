@@ -5,14 +5,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from tests.report.alarms.made_runs import AGENTS, IDS, MadeRun
-from verl.protocol import DataProto
 from verl.report.alarms import AlarmWatch
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.alarm_lines import OF_STEP, AlarmLines, credit_columns, dotted
+from verl.trainer.ppo.alarm_lines import OF_STEP, AlarmLines, dotted
 
 PLAN = cast(
     RunPlan,
@@ -77,29 +75,6 @@ def test_a_run_without_a_plan_is_no_error(caplog: pytest.LogCaptureFixture) -> N
     lines = AlarmLines(RunConfig(), cast(RunPlan, None), 60)
     lines.judge(1, {OF_STEP: 1.0})
     assert len(texts(caplog)) == 1
-
-
-def test_columns_of_a_batch() -> None:
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    batch = DataProto.from_dict(
-        tensors={
-            "response_mask": mask,
-            "advantages": torch.tensor([[2.0, 4.0, 9.0], [-1.0, -1.0, -4.0]]),
-            "rollout_log_probs": torch.tensor([[-1.0, -1.0, -7.0], [-2.0, 0.0, -1.0]]),
-        },
-        non_tensors={
-            "policy_id": ["a", "b"],
-            "traj_uid": ["x", "y"],
-            "turn": [1, 1],
-            "call": [0, 1],
-            "candidate": [0, 0],
-        },
-    )
-    columns = credit_columns(batch)
-    assert columns["advantage"] == [3.0, -2.0]
-    assert columns["tokens"] == [2, 3]
-    assert columns["logp"] == [-2.0, -3.0]
-    assert columns["traj_uid"] == ["x", "y"]
 
 
 def test_keys_of_the_configuration_are_dotted() -> None:

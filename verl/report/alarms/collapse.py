@@ -266,7 +266,8 @@ def _specificity(history: History, recent: Sequence[StepFacts], name: str) -> It
     high = wilson_interval(share, cases)[1]
     role = name.split("/")[0]
     yield Reading(
-        SPECIFICITY / max(high, 1e-6),
+        # what a solved run approves is right nearly always
+        min(SPECIFICITY / max(high, 1e-6), history.room() / CLIFF_DROP),
         f"The {role} rejects {share:.0%} of what is wrong ({cases} episodes of the last "
         f"{len(recent)} steps; at most "
         f"{high:.0%} with 95 % confidence): it approves nearly everything.",

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.report.plain import number
+
 # Smaller advantages are 0 after rounding.
 NO_ADVANTAGE = 1e-8
 
 
 def row_key(traj_uid: Any, turn: Any, call: Any, candidate: Any) -> int:
     """Return the key of one reply of an episode, in this process."""
-    return hash((str(traj_uid), int(turn), int(call), int(candidate)))
+    return hash(f"{traj_uid} {turn} {call} {candidate}")
 
 
 @dataclass
@@ -46,15 +48,16 @@ def credit_facts(columns: Mapping[str, Sequence[Any]]) -> CreditFacts | None:
         return None
     facts = CreditFacts()
     for policy, advantage, tokens in rows:
-        mass = float(advantage or 0.0) * float(tokens or 0.0)
+        mass = float(number(advantage) or 0.0) * float(number(tokens) or 0.0)
         if not math.isfinite(mass) or abs(mass) <= NO_ADVANTAGE:
             continue
+        policy = str(policy)
         facts.rows[policy] = facts.rows.get(policy, 0) + 1
         facts.total[policy] = facts.total.get(policy, 0.0) + abs(mass)
         facts.positive[policy] = facts.positive.get(policy, 0.0) + max(mass, 0.0)
     identity = [columns.get(name) for name in ("traj_uid", "turn", "call", "candidate", "logp")]
     if all(column is not None for column in identity):
         for traj_uid, turn, call, candidate, logp in zip(*(c or () for c in identity), strict=False):
-            if logp is not None:
-                facts.log_probs[row_key(traj_uid, turn, call, candidate)] = float(logp)
+            if (log_prob := number(logp)) is not None:
+                facts.log_probs[row_key(traj_uid, turn, call, candidate)] = float(log_prob)
     return facts

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.report import plain
 from verl.report.alarms.credit_facts import row_key
+from verl.report.texts import LATER_PROMPTS, is_heard
 
 # Episodes that are kept as examples of one thing.
 EXAMPLES = 5
 # More different actions than these are no verdicts; they are not counted apart.
 MOST_ACTIONS = 64
-# Later prompts in which a reply is looked for.
-LATER_PROMPTS = 16
 # Shorter replies may be half one character without being garbled.
 SHORTEST = 32
 # Of a long reply only the beginning is looked at.
@@ -251,7 +251,11 @@ class StepFacts:
             if action:
                 facts.count_action(action, success)
             reply = replies[place]
-            if is_heard(reply, action, call, calls[place + 1 : place + 1 + LATER_PROMPTS], answer):
+            later = calls[place + 1 : place + 1 + LATER_PROMPTS]
+            prompts = [str(other.get("prompt") or "") for other in later]
+            # after which the world differs, the reply need not be read
+            changes = bool(later) and later[0].get("anchor", "") != call.get("anchor", "")
+            if (reply and changes) or is_heard(reply, action, prompts, answer):
                 facts.heard += 1
             else:
                 facts.note("unheard", number)
@@ -308,7 +312,8 @@ class RunFacts:
     steps: dict[tuple[str, int], StepFacts] = field(default_factory=dict)
     # first prompt -> its task, and one episode with it
     _prompts: dict[str, dict[int, tuple[int, int]]] = field(default_factory=lambda: {"train": {}, "val": {}})
-    _ambiguous: int = 0
+    # training tasks whose first prompt another one has as well
+    _ambiguous: set[int] = field(default_factory=set)
 
     def add(self, step: int, split: str, number: int, episode: Mapping[str, Any]) -> None:
         """Read an episode.
@@ -328,7 +333,7 @@ class RunFacts:
             task = hash((str(episode.get("data_source")), str(episode.get("task_id"))))
             prompts = self._prompts[split]
             if split == "train" and prompts.get(key, (task, 0))[0] != task:
-                self._ambiguous += 1
+                self._ambiguous.add(task)
             prompts.setdefault(key, (task, number))
 
     def take(self, split: str, step: int, *, keep: bool = True) -> StepFacts | None:
@@ -343,25 +348,12 @@ class RunFacts:
         """
         train = self._prompts["train"]
         validation = self._prompts["val"]
-        if self._ambiguous > AMBIGUOUS * len(train) or len(validation) < 2:
+        if len(self._ambiguous) > AMBIGUOUS * len(train) or len(validation) < 2:
             return Overlap(0, len(validation))
         shared = validation.keys() & train.keys()
-        return Overlap(len(shared), len(validation), tuple(validation[key][1] for key in sorted(shared))[:5])
-
-
-def is_heard(
-    reply: str, action: str, call: Mapping[str, Any], later: Sequence[Mapping[str, Any]], answer: str
-) -> bool:
-    """Return whether a reply had an effect that can be seen: its text or action is in a later
-    prompt or in the answer, or the state of the world differs in the next call.
-    """
-    if not reply or (action and action == answer) or reply in answer:
-        return bool(reply)
-    if later and later[0].get("anchor", "") != call.get("anchor", ""):
-        return True
-    # A short action, such as a verdict, is in prompts of its own accord.
-    texts = [reply, action] if len(action) >= 8 else [reply]
-    return any(text in str(other.get("prompt") or "") for other in later for text in texts)
+        # keys are hashes, whose order differs from process to process
+        numbers = sorted(validation[key][1] for key in shared)
+        return Overlap(len(shared), len(validation), tuple(numbers[:EXAMPLES]))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -378,7 +370,8 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (bool, int, float)) and math.isfinite(value) else None
+    finite = plain.number(value)
+    return None if finite is None else float(finite)
 
 
 def _rate(success: float | None, reward: float | None) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 from verl.report.alarms.base import Reading, Rule
 from verl.report.alarms.history import MEAN_STEPS, History
 from verl.report.columns import LENGTH, values
+from verl.report.plain import number
 
 HEARTBEAT_S = 60.0
 STALL_S = 600.0
@@ -59,16 +60,15 @@ def stalled(run: Mapping[str, Any]) -> Reading | None:
         if isinstance(span.get("start"), (int, float))
     ]
     for span, seconds in sorted(open_spans, key=lambda entry: -entry[1]):
-        limit = max(STALL_S, STALL_FACTOR * usual.get((span.get("wg_id"), span.get("call")), 0.0))
+        group = str(span.get("wg_id"))
+        call = str(span.get("call"))
+        usually = usual.get((group, call))
+        limit = max(STALL_S, STALL_FACTOR * (usually or 0.0))
         if seconds > limit:
             return Reading(
                 seconds / limit,
-                f"{span.get('call')} of {span.get('wg_id')} has not ended for {_seconds(seconds)}"
-                + (
-                    f", usually {_seconds(usual[span.get('wg_id'), span.get('call')])}."
-                    if (span.get("wg_id"), span.get("call")) in usual
-                    else "."
-                ),
+                f"{call} of {group} has not ended for {_seconds(seconds)}"
+                + ("." if usually is None else f", usually {_seconds(usually)}."),
                 "span",
                 remedies,
                 at_once=True,
@@ -82,8 +82,8 @@ def _no_new_step(run: Mapping[str, Any], now: float, remedies: tuple[str, ...]) 
     for step, end in zip(*_span_columns(run, "step", "end"), strict=False):
         if isinstance(end, (int, float)):
             ends[step] = max(ends.get(step, 0.0), end)
-    began = (state.get("attempt") or {}).get("started", 0.0)
-    moments = sorted(end for end in ends.values() if end >= began)
+    began = (state.get("attempt") or {}).get("started")
+    moments = sorted(end for end in ends.values() if end >= (number(began) or 0.0))
     if not moments:
         return None
     durations = [after - before for before, after in pairwise(moments)]

@@ -171,11 +171,23 @@ report.el = (name, attributes = {}, ...children) =>
 report.svg = (name, attributes = {}, ...children) =>
   report.fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
+/** Nodes that `make` returns; the error of a file that is not what was expected, where it has one. */
+report.drawn = function (make) {
+  try {
+    return [make()].flat(4).filter(Boolean);
+  } catch (error) {
+    console.error(error);
+    const text = `This cannot be shown, because a file of the run is not what was expected: ${error}`;
+    return [report.el("p", { class: "bad", role: "alert" }, text)];
+  }
+};
+
 /** Whether a recorded flag is false; one that was not recorded is neither true nor false. */
 report.isFalse = (flag) => flag === false || flag === 0;
 
 report.isNumber = (x) => typeof x === "number" && Number.isFinite(x);
-report.integer = (x) => (report.isNumber(x) ? Math.round(x).toLocaleString("en-US") : "\u2013");
+report.GROUPED = new Intl.NumberFormat("en-US");
+report.integer = (x) => (report.isNumber(x) ? report.GROUPED.format(Math.round(x)) : "\u2013");
 report.percent = (x, digits = 1) => (report.isNumber(x) ? `${(100 * x).toFixed(digits)} %` : "\u2013");
 
 /** A number with about three significant digits; a dash if there is none. */

@@ -198,7 +198,7 @@ report.drawEpisodes = function (run, state) {
     list,
   );
   const exists = open >= 0 && open < count;
-  const right = report.el(
+  const right = report.detail ?? report.el(
     "section",
     { class: "detail", id: "detail", "aria-label": "The episode" },
     exists
@@ -373,13 +373,25 @@ report.fillEpisode = async function (run, i, row, body, state) {
       ),
     );
   }
+  parts.push(...report.drawn(() => report.episodeParts(run, row, calls, texts, strings)));
+  body.replaceChildren(...parts);
+  body.removeAttribute("aria-busy");
+  if (state.call !== undefined) {
+    const card = document.getElementById(`call-${state.call}`);
+    card?.scrollIntoView({ block: "center" });
+    card?.focus({ preventScroll: true });
+  }
+};
+
+/** Lanes, world, conversations and dialogue of an episode, and what its environment reported. */
+report.episodeParts = function (run, row, calls, texts, strings) {
   calls.forEach((call, j) => {
     report.addTexts(call, texts?.calls?.[j], strings);
     // The last call of a turn speaks to the world, not to an agent.
     call.acts = calls[j + 1]?.turn !== call.turn;
   });
   if (row.split === "train") report.addCredit(run, row.step, calls);
-  parts.push(
+  const parts = [
     report.el(
       "div",
       { class: "beside" },
@@ -390,7 +402,7 @@ report.fillEpisode = async function (run, i, row, body, state) {
     ),
     report.drawConversations(calls),
     report.drawDialogue(run, calls, texts),
-  );
+  ];
   const info = Object.entries(texts?.info ?? {});
   if (info.length)
     parts.push(
@@ -402,13 +414,7 @@ report.fillEpisode = async function (run, i, row, body, state) {
         ),
       ),
     );
-  body.replaceChildren(...parts.flat(3).filter(Boolean));
-  body.removeAttribute("aria-busy");
-  if (state.call !== undefined) {
-    const card = document.getElementById(`call-${state.call}`);
-    card?.scrollIntoView({ block: "center" });
-    card?.focus({ preventScroll: true });
-  }
+  return parts;
 };
 
 /** Give a call its texts from a chunk: prompt as lines, reply, rounds. */

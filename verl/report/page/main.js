@@ -100,7 +100,7 @@ report.draw = function () {
   report.drawHeader(run);
   report.drawFoot();
   main.className = page.name;
-  main.replaceChildren(...[report[page.draw](run, report.state)].flat(3).filter(Boolean));
+  main.replaceChildren(...report.drawn(() => report[page.draw](run, report.state)));
   for (const [id, top] of lists) document.getElementById(id)?.scrollTo(0, top);
   if (before?.page !== report.state.page) scrollTo(0, 0);
   const element = focus ? document.getElementById(focus) : null;
@@ -128,6 +128,8 @@ report.onKey = function (event) {
 /** Take over what changed in a live run: whole keys of each run, and the calls that are new. */
 report.refresh = async function (changed) {
   const runs = report.index.runs;
+  const before = report.index;
+  const credit = report.creditOfOpen();
   const tables = changed.filter((key) => key === "episodes" || key === "calls");
   const parts = changed.filter((key) => !tables.includes(key));
   if (parts.length) {
@@ -151,9 +153,17 @@ report.refresh = async function (changed) {
   // What pages have computed of the runs before.
   for (const run of report.index.runs)
     for (const name of ["silent", "flat", "paths", "haystacks"]) delete run[name];
-  // The episode that is open does not change; a redraw would fold what its reader has opened.
-  if (report.state.episode !== undefined) report.drawHeader(report.run());
-  else report.draw();
+  // Of the episode that is open only its credit comes later; drawn anew, it would fold what its reader has opened.
+  const isSame = before === report.index && report.creditOfOpen() === credit;
+  report.detail = isSame ? document.getElementById("detail") : null;
+  report.draw();
+  report.detail = null;
+};
+
+/** Whether the step of the episode that is open has credit. */
+report.creditOfOpen = function () {
+  const { credit, episodes } = report.run();
+  return Boolean(credit?.[report.value(episodes, "step", Number(report.state.episode))]);
 };
 
 report.follow = function () {

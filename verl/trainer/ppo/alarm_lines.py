@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
-from verl.protocol import DataProto
 from verl.report.alarms import AlarmWatch
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
@@ -27,6 +26,10 @@ class AlarmLines:
         config: of the run.
         plan: its agents.
         total_steps: of the run.
+
+    Attributes:
+        credit: columns of the step that is judged next, as in its file of `credit/`; None if they
+            could not be written.
     """
 
     def __init__(self, config: RunConfig, plan: RunPlan, total_steps: int) -> None:
@@ -39,7 +42,7 @@ class AlarmLines:
             self._watch = AlarmWatch(dict(dotted(config)), agents, total_steps)
         except Exception as error:
             self._give_up(error)
-        self._credit: dict[str, list[Any]] | None = None
+        self.credit: dict[str, list[Any]] | None = None
         self._last_step = 0
         self._number = 0
 
@@ -59,14 +62,6 @@ class AlarmLines:
     def _add(self, step: int, split: str, row: dict[str, Any], watch: AlarmWatch) -> None:
         watch.facts.add(step, split, self._number, row)
 
-    def take(self, batch: DataProto) -> None:
-        """Read the advantages of the rows of a step."""
-
-        def read(watch: AlarmWatch) -> None:
-            self._credit = credit_columns(batch)
-
-        self._try(read)
-
     def judge(self, step: int, metrics: Mapping[str, float]) -> None:
         """Judge a step with what has been read of it, and log the lines."""
 
@@ -75,9 +70,9 @@ class AlarmLines:
             if OF_STEP not in metrics or step <= self._last_step:
                 return
             self._last_step = step
-            for line in watch.add_step(step, metrics, self._credit):
+            for line in watch.add_step(step, metrics, self.credit):
                 logger.warning("step %d: %s", step, line)
-            self._credit = None
+            self.credit = None
 
         self._try(add)
 
@@ -107,20 +102,3 @@ def dotted(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in entries:
         yield from dotted(value, f"{prefix}.{name}" if prefix else str(name))
-
-
-def credit_columns(batch: DataProto) -> dict[str, list[Any]]:
-    """Return the columns of `credit_facts` of a batch with advantages."""
-    tensors = batch.batch
-    mask = tensors["response_mask"]
-    tokens = mask.sum(dim=1)
-    sums = (tensors["advantages"] * mask).sum(dim=1) / tokens.clamp(min=1)
-    columns: dict[str, list[Any]] = {
-        name: batch.non_tensor_batch[name].tolist()
-        for name in ("policy_id", "traj_uid", "turn", "call", "candidate")
-        if name in batch.non_tensor_batch
-    }
-    columns |= {"tokens": tokens.tolist(), "advantage": sums.tolist()}
-    if "rollout_log_probs" in set(tensors.keys()):
-        columns["logp"] = (tensors["rollout_log_probs"] * mask).sum(dim=1).tolist()
-    return columns

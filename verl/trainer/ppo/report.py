@@ -173,7 +173,7 @@ class RunReport:
             DiskError: the timeline or the credit of the step cannot be written.
         """
         spans = self.write_timeline()
-        self.records.write_credit(self.progress.global_step, samples, batch)
+        credit = self.records.write_credit(self.progress.global_step, samples, batch)
         metrics = step_metrics(
             batch,
             samples,
@@ -185,7 +185,7 @@ class RunReport:
             n_devices=self.team.n_devices,
         )
         self._gap_watch.look(batch, self.progress.global_step, trained)
-        self.alarms.take(batch)
+        self.alarms.credit = credit
         if self._first_step and (warning := nothing_to_learn(metrics)):
             logger.warning("step %d: %s", self.progress.global_step, warning)
         self._first_step = False

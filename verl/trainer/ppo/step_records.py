@@ -41,8 +41,9 @@ class StepRecords:
         self.tracking = tracking
         self._warned: set[str] = set()
 
-    def write_credit(self, step: int, samples: StepSamples, batch: DataProto) -> None:
-        """Write `credit/step_<number>.json` of a step that was trained.
+    def write_credit(self, step: int, samples: StepSamples, batch: DataProto) -> dict[str, list[Any]] | None:
+        """Write `credit/step_<number>.json` of a step that was trained, and return its columns; None
+        after an error.
 
         Args:
             step: its number.
@@ -54,11 +55,12 @@ class StepRecords:
         """
         try:
             with writing(credit_path(self.run_dir, step)):
-                write_credit(self.run_dir, step, samples, batch, self.algorithm)
+                return write_credit(self.run_dir, step, samples, batch, self.algorithm)
         except DiskError:
             raise
         except Exception as error:  # such as of rows of a user's own estimator
             self._warn_once("credit/ is incomplete", error)
+            return None
 
     def log_episodes(self, episodes: Sequence[FinishedEpisode], step: int) -> None:
         """Send episodes of a validation to the trackers that show tables.

@@ -17,7 +17,8 @@ from verl.protocol.generate import EngineGoneError
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, ModelConfig, RunConfig
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.asynchronous.lane_trainer import LaneTrainer, OpenStep
+from verl.trainer.ppo.asynchronous.lane_trainer import LaneTrainer, OpenStep, _whole
+from verl.trainer.ppo.batching import SubBatch
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.group_calls import TeamError
 from verl.trainer.ppo.train_step import StepTrainer
@@ -178,3 +179,16 @@ def test_an_error_while_weights_are_sent_leaves_a_completed_step() -> None:
     with pytest.raises(TeamError, match="worker group 'b': killed"):
         trainer.result(failed)
     assert trainer.completed([failed], 0) == 1
+
+
+def test_what_estimators_of_one_lane_set_is_recorded() -> None:
+    def part(rows: list[int], **columns: torch.Tensor) -> SubBatch:
+        tensors = {"advantages": torch.ones(len(rows), 2), **columns}
+        return SubBatch(DataProto.from_dict(tensors=tensors), np.array(rows))
+
+    weights = torch.tensor([0.5, 2.0])
+    averages = torch.tensor([0.25], dtype=torch.float64)
+    batch = _whole({"0": part([0, 2], row_weights=weights), "1": part([1], moving_average=averages)}).batch
+    assert batch["row_weights"].tolist() == [0.5, 1.0, 2.0]
+    assert batch["moving_average"].isnan().tolist() == [True, False, True]
+    assert "row_weights" not in set(_whole({"0": part([0]), "1": part([1])}).batch.keys())

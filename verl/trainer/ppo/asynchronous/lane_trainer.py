@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig, AsyncTrainingConfig
@@ -20,6 +22,9 @@ from verl.trainer.ppo.core_algos.per_policy import merged_metrics
 from verl.trainer.ppo.group_calls import with_group
 from verl.trainer.ppo.train_step import StepTrainer
 from verl.utils.timer import Timer
+
+# Columns of estimators, with value and type for the rows of other ones.
+OF_SOME = {"row_weights": (1.0, torch.float32), "moving_average": (math.nan, torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -217,10 +222,15 @@ class LaneTrainer:
 
 def _whole(parts: Mapping[str, SubBatch]) -> DataProto:
     """Return the rows of all parts in the order of the step's batch, with the columns that all
-    have.
+    have; estimators of some agents alone set those of `OF_SOME`.
     """
     if len(parts) == 1:
         return next(iter(parts.values())).batch
+    for name, (value, dtype) in OF_SOME.items():
+        lacking = [part.batch for part in parts.values() if name not in set(part.batch.batch.keys())]
+        if len(lacking) < len(parts):
+            for batch in lacking:
+                batch.batch[name] = torch.full((len(batch),), value, dtype=dtype)
     columns = sorted(set[str].intersection(*(set(part.batch.batch.keys()) for part in parts.values())))
     return combine_batches(
         {lane: SubBatch(part.batch.select(batch_keys=columns), part.rows) for lane, part in parts.items()}

@@ -42,8 +42,8 @@ def credit_path(run_dir: Path, step: int) -> Path:
 
 def write_credit(
     run_dir: Path, step: int, samples: StepSamples, batch: DataProto, algorithm: AlgorithmConfig
-) -> None:
-    """Write the file of a step whole, and rename it.
+) -> dict[str, list[Any]]:
+    """Write the file of a step whole, rename it, and return its columns.
 
     Args:
         run_dir: output folder of the run.
@@ -55,10 +55,11 @@ def write_credit(
     Raises:
         OSError: it cannot be written.
     """
+    columns = credit_columns(batch, algorithm)
     content = {
         "format": FORMAT,
         "step": step,
-        "columns": credit_columns(batch, algorithm),
+        "columns": columns,
         "left_out": groups_left_out(samples, batch),
     }
     path = credit_path(run_dir, step)
@@ -70,6 +71,7 @@ def write_credit(
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    return columns
 
 
 def credit_columns(batch: DataProto, algorithm: AlgorithmConfig) -> dict[str, list[Any]]:
