@@ -423,7 +423,16 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         )  # fmt: skip
     print_table(effects, console)
     agreement = Table(title="Do advantages know it? Rank correlation with (reply - alternatives)")
-    for heading in ("estimator", "agent", "Spearman", "by chance", "reliability", "A = 0", "tokens", "verdict"):
+    for heading in (
+        "estimator",
+        "agent",
+        "Spearman",
+        "by chance",
+        "reliability",
+        "A = 0",
+        "tokens",
+        "verdict",
+    ):
         agreement.add_column(
             heading, justify="left" if heading in ("estimator", "agent") else "right", no_wrap=True
         )

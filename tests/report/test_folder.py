@@ -184,6 +184,17 @@ def test_a_resumed_run_keeps_what_it_continues(tmp_path: Path) -> None:
     )
 
 
+def test_a_start_that_has_not_read_its_checkpoint_hides_nothing(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", steps=3)
+    old = 1_700_000_000
+    for file in [*folder.glob("trajectories/*"), *folder.glob("credit/*")]:
+        os.utime(file, (old, old))
+    state_of(folder, attempt={"started": old + 1000, "from_step": None}, state="running")
+    run = run_at(folder)
+    assert sorted(set(column(run["episodes"], "step"))) == [0, 1, 2, 3]
+    assert "the last start has not come to its first step: the rest is of a start before it" in run["notes"]
+
+
 @pytest.mark.parametrize("version", ["new", "old"])
 def test_files_of_an_earlier_run_in_the_folder_are_left_out(tmp_path: Path, version: str) -> None:
     """A fresh run of one step in a folder in which another one made three."""

@@ -234,7 +234,8 @@ class RunFolder:
     def _is_earlier(self, step: int, modified: float) -> bool:
         """Return whether a file or span of a step is of an earlier run than the last attempt."""
         if self.started is not None:
-            return step > (self.from_step or 0) and modified < self.started - _CLOCK
+            # until a start says from which step it goes on, all files are those of the start before
+            return self.from_step is not None and step > self.from_step and modified < self.started - _CLOCK
         # An older version does not say when it started: what it wrote of a step is older than the
         # line of the step in metrics.jsonl.
         last = self._last_step
@@ -243,6 +244,10 @@ class RunFolder:
     def _note_what_is_missing(self) -> None:
         if self.state is None:
             self.notes.append("no run.json: the run is of an older version, or its file is damaged")
+        elif self.from_step is None:
+            self.notes.append(
+                "the last start has not come to its first step: the rest is of a start before it"
+            )
         elif self.from_step:
             self.notes.append(f"resumed from step {self.from_step}")
         if not self.metric_rows:

@@ -171,6 +171,11 @@ class WatchServer:
         version = self.report.version if since is None else since
         response = web.StreamResponse(headers=HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        with contextlib.suppress(ConnectionResetError):  # the browser was closed
+            await self._send_events(response, version)
+        return response
+
+    async def _send_events(self, response: web.StreamResponse, version: int) -> None:
         while not self._closing:
             if self.report.version > version:
                 event = {
@@ -185,7 +190,6 @@ class WatchServer:
                     await asyncio.wait_for(self._changed.wait(), _ALIVE_S)
             except TimeoutError:
                 await response.write(b": alive\n\n")
-        return response
 
     async def _poll(self) -> None:
         reported = ""

@@ -63,7 +63,7 @@ class RunState:
         self.stopped = False
         self._facts = dict(facts)
         self._started = time.time()
-        self._from_step = 0
+        self._from_step: int | None = None  # not known until `begin`
         self._state = "running"
         self._error: str | None = None
         self._progress: Progress | None = None
@@ -181,7 +181,7 @@ class RunState:
             **self._facts,
             "state": self._state,
             "error": self._error,
-            "step": progress.global_step if progress else self._from_step,
+            "step": progress.global_step if progress else self._from_step or 0,
             "total_steps": progress.total_steps if progress else None,
             "heartbeat": time.time(),
             "open_spans": [span._asdict() for span in self._open_spans()],

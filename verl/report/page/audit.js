@@ -24,7 +24,10 @@ report.drawAudit = function (run, state) {
     report.el(
       "p",
       { class: "verdict" },
-      best
+      best && best.low <= 0
+        ? `No agent's choice is shown to matter: the largest effect is ${report.fixed(best.effect)} ` +
+            `[${report.fixed(best.low)}, ${report.fixed(best.high)}], of ${best.agent}.`
+        : best
         ? [
             "The choices of ",
             report.el("b", {}, best.agent),

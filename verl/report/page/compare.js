@@ -33,17 +33,19 @@ report.drawCompare = function (run, state) {
       title: measure === "team_reward" ? "Team reward" : "Success on validation",
       bounds: measure === "team_reward" ? [] : [0, 1],
       format: measure === "team_reward" ? report.number : (v) => report.percent(v, 0),
-      rows: runs.map((r) => ({
-        name: r.name,
-        marks: [
-          { ...r.accuracy?.before, name: "before", value: r.accuracy?.before?.rate },
-          {
-            ...r.accuracy?.after,
-            name: "after",
-            value: (r.accuracy?.after ?? r.accuracy?.points?.at(-1))?.rate,
-          },
-        ],
-      })),
+      rows: runs.map((r) => {
+        const before = r.accuracy?.before;
+        const last = r.accuracy?.points?.at(-1);
+        // a run that was stopped has no "after"; its last validation may be the one before training
+        const after = r.accuracy?.after ?? (last?.step > (before?.step ?? 0) ? last : null);
+        return {
+          name: r.name,
+          marks: [
+            { ...before, name: "before", value: before?.rate },
+            { ...after, name: "after", value: after?.rate },
+          ],
+        };
+      }),
     }),
   );
   const steps = [...new Set(runs.flatMap((r) => r.steps))].sort((a, b) => a - b);
