@@ -36,6 +36,7 @@ from verl.trainer.config.sandbox import SandboxConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from agent_system.sandbox.levels import LEVELS
 from agent_system.sandbox.local import LocalSandbox
 from benchmarks.shared.short import parse_args
 
@@ -142,7 +143,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parse_args(parser, repeats=2)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=args.workers), [args.level])
+    levels = LEVELS if args.level == "auto" else [args.level]
+    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=args.workers), levels)
     try:
         found = asyncio.run(measure(args, sandbox))
     finally:

@@ -356,7 +356,7 @@ def checkout(fork_server: ForkServer, tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     for name in ("scripts", ".venv/bin"):
         (folder / name).mkdir(parents=True)
-    for name in ("agent_system", "verl"):
+    for name in ("agent_system", "verl", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("examples", "recipe"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -99,7 +99,12 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def calls(run_dir: Path, step: int = 1) -> list[dict[str, Any]]:
     lines = (run_dir / "trajectories" / f"val_{step:06d}.jsonl").read_text().splitlines()
-    return [call for line in lines for call in json.loads(line)["calls"]]
+    times = ("began", "ended", "waited")
+    return [
+        {name: value for name, value in call.items() if name not in times}
+        for line in lines
+        for call in json.loads(line)["calls"]
+    ]
 
 
 def spoken(run_dir: Path) -> dict[str, set[str]]:

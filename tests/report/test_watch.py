@@ -282,6 +282,8 @@ def command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # a shell that starts the tests in the background has it ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start

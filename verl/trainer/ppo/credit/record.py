@@ -161,7 +161,7 @@ def moving_averages(
     """Return the baseline of `rae` of every row, `[bsz]` float64; NaN for rows of other estimators.
 
     Args:
-        batch: rows with `agent_id` and `data_source`.
+        batch: rows with `agent_id` and, in a run, `data_source`.
         algorithm: says which agents have `rae`.
         before, after: state of the estimator before and after the batch.
     """
@@ -173,7 +173,9 @@ def moving_averages(
         state = after if settings.rae.order == "update_first" else before
         for row in rows:
             # the key of `compute_rae_outcome_advantage`
-            name = json.dumps([str(columns["data_source"][row]), str(columns["agent_id"][row])])
+            name = str(columns["agent_id"][row])
+            if "data_source" in columns:
+                name = json.dumps([str(columns["data_source"][row]), name])
             averages[row] = state.get(name, 0.0)
     return torch.as_tensor(averages)
 
