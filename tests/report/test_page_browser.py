@@ -349,5 +349,29 @@ def test_the_first_tab_skips_to_the_content(browser: Browser, report: Path) -> N
     assert browser.evaluate("document.activeElement.id") == "skip"
     assert browser.evaluate("document.activeElement.getBoundingClientRect().left >= 0"), "it is seen"
     browser.press("Enter")
+    assert browser.evaluate("document.activeElement.id") == "main"
+
+
+def test_little_is_not_taken_for_a_result(browser: Browser, tmp_path: Path) -> None:
+    """A run of few steps is not called healthy, one that was stopped has no accuracy after training,
+    and an effect that may be 0 is nobody's.
+    """
+    index, chunks = sample_index()
+    first, second = index["runs"][:2]
+    first["alarms"] = []
+    first["solved"] = False
+    first["attempt"] = {"started": None, "from_step": first["steps"][-4]}
+    for run in (first, second):
+        before = run["accuracy"]["before"]
+        run["accuracy"] |= {"after": None, "points": [before]}
+    for row in first["audit"][0]["table"]:
+        row["low"] = 0.0
+    path = write_page(tmp_path / "report.html", index, chunks)
+    browser.open(path, "/overview")
+    assert "judge from the tenth step on: there are 3" in text_of(browser, "main")
+    browser.open(path, "/audit")
+    assert "No agent's choice is shown to matter" in text_of(browser, "main .verdict")
+    assert "matter most" not in text_of(browser, "main")
+    browser.open(path, "/compare")
     dots = "document.querySelector('main .frame svg').querySelectorAll('circle').length"
     assert browser.evaluate(dots) == 2
