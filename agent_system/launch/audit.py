@@ -46,7 +46,7 @@ from verl.protocol.generate import GREEDY_SUFFIX
 from verl.protocol.template_time import TEMPLATE_TIME
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.checkpoint.store import STATE_FILE
-from verl.trainer.config import RunConfig
+from verl.trainer.config import AlgorithmConfig, DataConfig, RunConfig
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults
@@ -62,7 +62,7 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.console import print_table
-from verl.utils.dataset import TaskLoader
+from verl.utils.dataset import RLHFDataset, TaskLoader
 from verl.utils.disk import writing
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,15 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
     check_vllm(served_plan, resolve_device(device))
     tokenizers = {group.wg_id: load_group_tokenizer(group) for group in plan.groups}
     unserved = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
-    loader = _loader(saved, config, next(iter(tokenizers.values()), None), unserved)
+    if not (saved.folder / LOADER_FILE).is_file():
+        raise CheckpointError(
+            f"{saved.folder} has no {LOADER_FILE}, so its next tasks are unknown; restore it"
+        )
+    measures = prompt_measures(unserved)
+    tokenizer = next(iter(tokenizers.values()), None)
+    train, _ = build_datasets(config.data, config.env, config.trainer, tokenizer, measures)
+    assert train is not None, "a run that writes checkpoints has training tasks"
+    loader = _loader(saved, config.data, train)
     check_endpoints(config.reward, plan)
     with ExitStack() as started:
         start_sandbox(config)
@@ -170,19 +178,10 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
         yield AuditedTeam(config, plan, state, collector, again, replays, loader, team)
 
 
-def _loader(saved: SavedRun, config: RunConfig, tokenizer: Any, collector: Collector) -> TaskLoader:
+def _loader(saved: SavedRun, data: DataConfig, train: RLHFDataset) -> TaskLoader:
     """Return the loader of the training tasks, at its place after the checkpoint."""
-    file = saved.folder / LOADER_FILE
-    if not file.is_file():
-        raise CheckpointError(
-            f"{saved.folder} has no {LOADER_FILE}, so its next tasks are unknown; restore it"
-        )
-    train, _ = build_datasets(config.data, config.env, config.trainer, tokenizer, prompt_measures(collector))
-    assert train is not None, "a run that writes checkpoints has training tasks"
-    loader = TaskLoader(
-        train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
-    )
-    loader.load_state_dict(torch.load(file, weights_only=True))
+    loader = TaskLoader(train, data.train_batch_size, seed=data.seed, shuffle=data.shuffle)
+    loader.load_state_dict(torch.load(saved.folder / LOADER_FILE, weights_only=True))
     return loader
 
 
@@ -240,7 +239,9 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
             continue  # another name of one before
         functions.add(function)
         if name != used:
-            credit = CreditAssigner(_with_estimator(config, name), team.plan, team.workers)
+            credit = CreditAssigner(
+                replace(config, algorithm=_with_estimator(config.algorithm, name)), team.plan, team.workers
+            )
         rows = copy.deepcopy(batch if name == used else with_baselines)
         try:
             advantages[name] = _means(credit.estimate(rows, last))
@@ -272,12 +273,12 @@ async def _greedy_baselines(team: AuditedTeam, samples: StepSamples, step: int) 
     return batch, _tokens(greedy.episodes)
 
 
-def _with_estimator(config: RunConfig, name: str) -> RunConfig:
-    """Return the configuration of a run with one estimator for all agents."""
-    algorithm = copy.deepcopy(config.algorithm)
+def _with_estimator(algorithm: AlgorithmConfig, name: str) -> AlgorithmConfig:
+    """Return the keys under `algorithm` with one estimator for all agents."""
+    algorithm = copy.deepcopy(algorithm)
     algorithm.adv_estimator = name
     algorithm.per_agent = {}
-    return replace(config, algorithm=algorithm)
+    return algorithm
 
 
 def _sampled(episodes: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,7 @@ class EngineTeams:
         return ask
 
 
+@dataclass(eq=False)
 class SearchEngines:
     """The engines of a search, started when a team first plays, and anew for other weights.
 
@@ -233,13 +234,12 @@ class SearchEngines:
         adapters: folder of the adapter of every role that was trained.
     """
 
-    def __init__(self, config: RunConfig, plan: RunPlan) -> None:
-        self.config = config
-        self.plan = plan
-        self.adapters: Mapping[str, Path] = {}
-        self._hashes: dict[str, str] = {}
-        self._started = ExitStack()
-        self._clients: Mapping[str, Any] | None = None
+    config: RunConfig
+    plan: RunPlan
+    adapters: Mapping[str, Path] = field(default_factory=dict, init=False)
+    _hashes: dict[str, str] = field(default_factory=dict, init=False)
+    _started: ExitStack = field(default_factory=ExitStack, init=False)
+    _clients: Mapping[str, Any] | None = field(default=None, init=False)
 
     def weights_of(self, policy: str) -> str:
         """Return what tells the adapter of a policy from others; empty for one that was not trained."""

@@ -42,7 +42,7 @@ def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_line_when_an_alarm_is_raised_and_one_when_it_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     made = MadeRun(series=SKIPPED)
-    written = play(AlarmLines(RunConfig(), PLAN, 60), made)
+    written = play(AlarmLines(dict(dotted(RunConfig())), PLAN, 60), made)
     said = texts(caplog)
     assert len(said) == 2
     assert said[0].startswith(
@@ -54,7 +54,7 @@ def test_a_line_when_an_alarm_is_raised_and_one_when_it_is_cleared(caplog: pytes
 
 
 def test_a_healthy_run_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    play(AlarmLines(RunConfig(), PLAN, 60), MadeRun())
+    play(AlarmLines(dict(dotted(RunConfig())), PLAN, 60), MadeRun())
     assert texts(caplog) == []
 
 
@@ -65,14 +65,14 @@ def test_an_error_of_a_rule_is_logged_once_and_ends_the_alarms_alone(
         raise ZeroDivisionError("a rule")
 
     monkeypatch.setattr(AlarmWatch, "add_step", broken)
-    written = play(AlarmLines(RunConfig(), PLAN, 60), MadeRun(steps=3))
+    written = play(AlarmLines(dict(dotted(RunConfig())), PLAN, 60), MadeRun(steps=3))
     assert [len(episodes) for episodes in written] == [64, 64, 64]
     assert texts(caplog) == ["there are no alarms for the rest of the run, because of an error in a rule"]
     assert caplog.records[0].levelno == logging.WARNING and caplog.records[0].exc_info
 
 
 def test_a_run_without_a_plan_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    lines = AlarmLines(RunConfig(), cast(RunPlan, None), 60)
+    lines = AlarmLines(dict(dotted(RunConfig())), cast(RunPlan, None), 60)
     lines.judge(1, {OF_STEP: 1.0})
     assert len(texts(caplog)) == 1
 

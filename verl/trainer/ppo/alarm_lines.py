@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from verl.report.alarms import AlarmWatch
-from verl.trainer.config import RunConfig
 from verl.trainer.plan.run import RunPlan
 
 logger = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ class AlarmLines:
     An error of a rule is logged once, and ends the alarms, not the run.
 
     Args:
-        config: of the run.
+        keys: dotted keys of the run with their values, see `dotted`.
         plan: its agents.
         total_steps: of the run.
 
@@ -32,14 +31,14 @@ class AlarmLines:
             could not be written.
     """
 
-    def __init__(self, config: RunConfig, plan: RunPlan, total_steps: int) -> None:
+    def __init__(self, keys: Mapping[str, Any], plan: RunPlan, total_steps: int) -> None:
         self._watch: AlarmWatch | None = None
         try:
             agents = [
                 {"agent": agent.agent_id, "policy": agent.policy_id, "trained": not agent.frozen}
                 for agent in plan.agents
             ]
-            self._watch = AlarmWatch(dict(dotted(config)), agents, total_steps)
+            self._watch = AlarmWatch(dict(keys), agents, total_steps)
         except Exception as error:
             self._give_up(error)
         self.credit: dict[str, list[Any]] | None = None

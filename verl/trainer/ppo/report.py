@@ -90,9 +90,9 @@ class RunReport:
     @cached_property
     def alarms(self) -> AlarmLines:
         """Alarms of this run, in the console."""
-        from verl.trainer.ppo.alarm_lines import AlarmLines  # begins with the first episodes, not before
+        from verl.trainer.ppo.alarm_lines import AlarmLines, dotted  # begins with the first episodes
 
-        return AlarmLines(self.team.config, self.team.plan, self.progress.total_steps)
+        return AlarmLines(dict(dotted(self.team.config)), self.team.plan, self.progress.total_steps)
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log metrics of a step, of the last completed one by default, and its alarms."""
