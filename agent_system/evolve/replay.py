@@ -216,7 +216,12 @@ def _read_line(line: bytes) -> tuple[str, list[Generation]]:
     """Return the key and the replies of a line. Raise TypeError, ValueError or KeyError for another
     line.
     """
-    key, fields = json.loads(line)
+    try:
+        key, fields = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if not isinstance(key, str):
+        raise TypeError("the key is no text")
     return key, [_reply(reply) for reply in fields]
 
 

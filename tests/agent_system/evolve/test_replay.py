@@ -177,3 +177,12 @@ async def test_a_failed_request_is_not_kept() -> None:
     engine.error = None
     assert len(await client.generate(request(1))) == 1
     assert engine.count == 2
+
+
+@pytest.mark.parametrize("line", [b'[["k"], []]', b"[" * 100_000, b"{}", b'["k", [1]]'])
+def test_a_line_of_another_form_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "replies.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(AgentSystemError, match="line 1 has no replies; restore the file"):
+        ReplayMemory(path).load(len(line) + 1)
+    assert path.read_bytes() == line + b"\n"
