@@ -123,6 +123,22 @@ def test_a_key_that_is_none_any_more_is_named_and_its_value_of_then_is_read(
     assert "\n" not in str(other.value)
 
 
+@pytest.mark.parametrize(("kind", "dtype", "loads"), [
+    ("classifier", "fp32", True), ("classifier", "auto", False), (None, "auto", True),
+])  # fmt: skip
+def test_a_reward_model_never_changes_its_dtype_in_silence(
+    tmp_path: Path, kind: str | None, dtype: str, loads: bool
+) -> None:
+    saved = asdict(command_line.compose_config([*TEAM, "actor_rollout_ref.rollout.dtype=fp32"]))
+    saved["reward"]["model"] |= {"kind": kind, "path": "judge", "dtype": dtype}
+    OmegaConf.save(OmegaConf.create(saved), tmp_path / "config.yaml")
+    if loads:
+        assert command_line.load_config(tmp_path / "config.yaml").actor_rollout_ref.rollout.dtype == "fp32"
+        return
+    with pytest.raises(ConfigError, match=r"reward\.model\.dtype=auto is of an earlier version"):
+        command_line.load_config(tmp_path / "config.yaml")
+
+
 def test_a_file_whose_address_of_a_server_had_no_effect_runs_programs_here(tmp_path: Path) -> None:
     saved = asdict(command_line.compose_config([*TEAM, "sandbox.url=http://localhost:8080"]))
     saved["sandbox"]["backend"] = "local"

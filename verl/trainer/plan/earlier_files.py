@@ -61,16 +61,27 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
         sandbox["url"] = ""  # the address had no effect
     elif sandbox.get("url"):
         sandbox.pop("backend", None)
-    for name, (value, instead) in FORMER.items():
+    model = _section(_section(saved, "reward"), "model")
+    rollout = _section(_section(saved, "actor_rollout_ref"), "rollout")
+    has_engine = model.get("kind") not in (None, "api") and model.get("agent") is None
+    if "dtype" in model and model["dtype"] == rollout.get("dtype", "auto"):
+        del model["dtype"]  # the reward model still has it
+    elif has_engine and model.get("dtype") == "auto":
+        raise ConfigError(_refusal("reward.model.dtype", "auto"))
+    for name, (value, _) in FORMER.items():
         *sections, leaf = name.split(".")
         section = reduce(_section, sections, saved)
         if section.get(leaf, value) != value:
-            raise ConfigError(
-                f"{name}={section[leaf]} is of an earlier version and no key any more: {instead}; remove it "
-                "from the file, or use the version that wrote it"
-            )
+            raise ConfigError(_refusal(name, section[leaf]))
         section.pop(leaf, None)
     return saved
+
+
+def _refusal(name: str, value: Any) -> str:
+    return (
+        f"{name}={value} is of an earlier version and no key any more: {FORMER[name][1]}; remove it "
+        "from the file, or use the version that wrote it"
+    )
 
 
 def _replace_switch(switch: str, actor: dict[Any, Any], agent: dict[Any, Any]) -> None:
