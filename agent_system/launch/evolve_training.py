@@ -282,9 +282,10 @@ def main() -> None:
 
     from agent_system.launch.train import entry, log_to_terminal, run
     from agent_system.registry import load_plugins
-    from verl.workers.rollout.vllm.process import end_with_parent
+    from verl.workers.rollout.vllm.process import PARENT, end_with
 
-    end_with_parent()
+    if PARENT in os.environ:
+        end_with(int(os.environ[PARENT]))
     log_to_terminal()
     config = load_config(Path(sys.argv[1]))
     load_plugins(config.agent.plugins)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing.connection
+import multiprocessing.spawn
 import multiprocessing.synchronize
 import os
 import re
@@ -390,6 +391,34 @@ def test_an_engine_that_is_killed_says_so_and_the_next_one_has_a_server_although
     after.terminate()
     after.join(20)
     assert after.exitcode == -signal.SIGTERM
+
+
+def end_of_the_parent() -> bool:
+    """Kill the parent, and return once it is gone."""
+    parent = os.getppid()
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    return True
+
+
+class EndsTheServer:
+    """What is read in a forked process before the process is one of its engine."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return end_of_the_parent, ()
+
+
+@pytest.mark.usefixtures("light_servers")
+def test_a_process_whose_server_is_killed_before_it_is_prepared_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = multiprocessing.spawn.get_preparation_data
+    monkeypatch.setattr(
+        "multiprocessing.spawn.get_preparation_data", lambda name: data(name) | {"ends": EndsTheServer()}
+    )
+    with process.environment(process.engine_environment("cpu", 0)):
+        started = fork_server.Context().Process(target=time.sleep, args=(60,))
+        started.start()
+    assert asyncio.run(_gone(started.pid))
 
 
 FORKING = """

@@ -20,7 +20,7 @@ from multiprocessing.context import set_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from verl.workers.rollout.vllm.process import FORKED, LOG, PARENT, end_with_parent, write_to_log
+from verl.workers.rollout.vllm.process import FORKED, LOG, PARENT, end_with, end_with_parent, write_to_log
 
 PRELOADED = "verl.workers.rollout.vllm.preloaded"
 MOST_SERVERS = 2
@@ -108,7 +108,7 @@ def _prepare(variables: dict[str, str | None], data: dict[str, Any]) -> dict[str
         else:
             os.environ[name] = value
     tempfile.tempdir = None  # the server may have asked for its own
-    end_with_parent()
+    end_with(int(os.environ[PARENT]))  # the server may be gone already
     write_to_log()
     return data
 

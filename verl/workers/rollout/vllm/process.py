@@ -209,10 +209,18 @@ def end_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, if the parent started it for an
     engine; elsewhere do nothing.
     """
-    if not _started_for_engine():
-        return
+    if _started_for_engine():
+        end_with(int(os.environ[PARENT]))
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which started it, dies; end now if it has.
+
+    For a process that is certainly one of an engine: `end_with_parent` takes one whose parent died
+    before the call for any other process that inherited the environment.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.environ[PARENT] != str(os.getppid()):  # the parent died before the call
+    if parent != os.getppid():  # it died before the call
         os._exit(1)
 
 
