@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
-from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
+from verl.models.lora import LoraSpec, activate, adapter_layers, adapter_parameters, add_adapters
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.chains import longest_rows, members
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
@@ -129,6 +129,7 @@ class FSDPEngine:
             mesh,
         )
         self._ropes = RopeState(self.model)
+        self._adapter_layers = adapter_layers(self.model) if plans else []
         self.adapters: dict[str, Trainable] = {
             name: Trainable(adapter_parameters(self.model, name), plan.optim) for name, plan in plans.items()
         }
@@ -157,9 +158,9 @@ class FSDPEngine:
             self._select(before)
 
     def _select(self, adapter: str | None) -> None:
+        # Gathered parameters are those of all adapters, so they stay.
         if adapter != self._adapter:
-            free_gathered(self.model)
-            select_adapter(self.model, adapter)
+            activate(self._adapter_layers, adapter)
             self._adapter = adapter
 
     @property
