@@ -91,7 +91,9 @@ class MixedAdapters:
         if not self._keys:
             return None
         states = args[0]
-        if states.numel() != self._tokens * states.shape[-1]:
+        # A layer may get several vectors of each token.
+        each, rest = divmod(states.numel(), self._tokens * states.shape[-1])
+        if rest or not each:
             raise UnknownTokensError(
                 f"a layer with adapters got an input of the shape {list(states.shape)} in a pass of "
                 f"{self._tokens} tokens"
@@ -107,10 +109,11 @@ class MixedAdapters:
                 weights += [layer.lora_A[key].weight, layer.lora_B[key].weight]
         if not weights:
             return None
-        runs = [(start, stop, places.get(part, NO_ADAPTER)) for start, stop, part in self._runs]
-        if not runs:
-            # A rank without rows runs one token, which nothing is read from.
-            runs = [(0, self._tokens, NO_ADAPTER)]
+        # A rank without rows runs one token, which nothing is read from.
+        runs = [
+            (start * each, stop * each, places.get(part, NO_ADAPTER))
+            for start, stop, part in self._runs or ((0, self._tokens, NO_ADAPTER),)
+        ]
         changed = _Product.apply(states.flatten(0, -2), output.flatten(0, -2), runs, scales, *weights)
         result: torch.Tensor = changed.view(output.shape)
         return result

@@ -7,6 +7,7 @@ with them in another order, would give a token the adapter of another one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from verl.models.lora import (
     add_adapters,
 )
 from verl.models.miniature import miniature_model, one_thread
-from verl.workers.engine.forward import score_tokens
+from verl.workers.engine.forward import UseRuns, score_tokens
 from verl.workers.engine.layout import RopeState, RowLayout, rope_limits
 from verl.workers.engine.layout_check import FP32_BOUND, attention_name, rows_to_check
 from verl.workers.engine.mixed_adapters import MixedAdapters
@@ -50,34 +51,44 @@ def mixing_problem(config: Any, layout: RowLayout) -> str:
     return ""
 
 
-@torch.no_grad()
 def _difference(config: Any, layout: RowLayout) -> float:
+    """Return the largest difference of log-probs between rows run together and each adapter alone."""
     model = miniature_model(config, attention=attention_name(layout))
     add_adapters(model, SPECS, None, seed=0)
     generator = torch.Generator().manual_seed(0)
-    for name in SPECS:
-        for value in adapter_parameters(model, name).values():
-            value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
+    with torch.no_grad():
+        for name in SPECS:
+            for value in adapter_parameters(model, name).values():
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
+    text = model.config.get_text_config()
+    rows = dict(rows_to_check(min(256, int(text.vocab_size))))
+    rows["part"] = torch.arange(len(rows["input_ids"])) % len(SPECS)
+    limits = rope_limits(text) if layout.limits else ()
+    groups = replace(layout, limits=limits).groups(rows["attention_mask"].sum(dim=1).tolist())
     layers = adapter_layers(model)
     mixed = MixedAdapters(layers)
     ropes = RopeState(model)
-    limits = rope_limits(model.config.get_text_config()) if layout.limits else ()
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    rows = dict(rows_to_check(min(256, vocab_size)))
-    count = len(rows["input_ids"])
-    rows["part"] = torch.arange(count) % len(SPECS)
     largest = 0.0
-    for group in replace(layout, limits=limits).groups(rows["attention_mask"].sum(dim=1).tolist()):
+    for group in groups:
         of_group = {key: value[group] for key, value in rows.items()}
         activate(layers, None)
-        ropes.reset()
         with mixed.of(list(SPECS)):
-            together = score_tokens(model, of_group, 1.0, layout, use_runs=mixed.use).log_probs
+            together = _log_probs(model, of_group, layout, ropes, mixed.use)
         for part, name in enumerate(SPECS):
             activate(layers, name)
-            ropes.reset()
-            alone = score_tokens(model, of_group, 1.0, layout).log_probs
-            own = of_group["part"] == part
-            if bool(own.any()):
-                largest = max(largest, float((together - alone)[own].abs().max()))
+            gap = (together - _log_probs(model, of_group, layout, ropes, None)).abs()
+            # NaN is kept by `max` of a tensor, and not by that of numbers.
+            largest = float(torch.tensor([largest, *gap[of_group["part"] == part].flatten()]).max())
     return largest
+
+
+@torch.no_grad()
+def _log_probs(
+    model: Any,
+    rows: Mapping[str, torch.Tensor],
+    layout: RowLayout,
+    ropes: RopeState,
+    use_runs: UseRuns | None,
+) -> torch.Tensor:
+    ropes.reset()
+    return score_tokens(model, rows, 1.0, layout, use_runs=use_runs).log_probs
