@@ -15,7 +15,7 @@ from tests.workers.engine.builders import (
 )
 from tests.workers.engine.test_shared_prefixes import TREE, fill, make_calls
 from verl.models.lora import LoraSpec
-from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
+from verl.trainer.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig, RolloutCorrectionConfig
 from verl.workers.engine import (
     AdapterPlan,
     FSDPEngine,
@@ -26,6 +26,7 @@ from verl.workers.engine import (
     update_adapters,
     update_policy,
 )
+from verl.workers.engine.forward import INPUT_KEYS
 
 # Different ranks, layers, learning rates and schedules.
 PLANS = {
@@ -180,3 +181,101 @@ def test_three_steps_of_different_adapters_are_those_of_each_alone(tiny_model_di
         assert (value - after[key]).abs().max() < 1e-8
         assert "lora" in key and not torch.equal(start[key], value)
     assert [engine.steps for engine in mixed.trainables] == [9, 6, 3, 6]
+
+
+def gradients_of_each(
+    engine: FSDPEngine, given: Mapping[str, PolicyRows], together: bool
+) -> tuple[dict[str, Gradients], dict[str, dict[str, float]]]:
+    """The gradients of the first step of every adapter that takes one, and the metrics."""
+    steps = record(engine)
+    if together:
+        metrics = update_adapters(engine, given, ONE_PIECE)
+    else:
+        metrics = {name: alone(engine, name, update, ONE_PIECE) for name, update in given.items()}
+    del engine.step
+    return {name: found[0] for name, found in steps.items() if found}, metrics
+
+
+def test_in_fp32_the_first_gradient_of_each_is_that_of_each_alone(tiny_model_dir: Path) -> None:
+    engines = [make(tiny_model_dir) for _ in range(2)]
+    (found, _), (expected, _) = (
+        gradients_of_each(engine, updates(), together)
+        for engine, together in zip(engines, (True, False), strict=True)
+    )
+    assert found.keys() == expected.keys() == PLANS.keys()
+    for name in PLANS:
+        assert difference(found[name], expected[name]) < 5e-6
+
+
+@pytest.mark.usefixtures("exact_scores")
+def test_an_adapter_that_is_not_finite_or_has_no_tokens_takes_no_step_and_reaches_no_other(
+    tiny_model_dir: Path,
+) -> None:
+    """One has weights that are not finite, one no rows, and of one the loss rejects all rows."""
+    engines = [make(tiny_model_dir, double=True) for _ in range(2)]
+    given = updates()
+    rows = given["judge"].rows
+    given["judge"] = replace(
+        given["judge"], rows=rows | {"response_mask": torch.zeros_like(rows["response_mask"])}
+    )
+    correction = RolloutCorrectionConfig(bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0)
+    rows = given["verifier"].rows
+    given["verifier"] = PolicyRows(
+        loss_settings("vanilla")[0],
+        rows | {"old_log_probs": rows["rollout_log_probs"] + 50.0},
+        UpdatePlan(temperature=0.75, rollout_correction=correction),
+    )
+    for engine in engines:
+        with torch.no_grad():
+            next(iter(engine.adapters["critic"].parameters.values())).fill_(torch.nan)
+    before = [
+        {key: value.clone() for key, value in engines[0].weights(name)} for name in ("judge", "verifier")
+    ]
+    (found, metrics), (expected, _) = (
+        gradients_of_each(engine, given, together)
+        for engine, together in zip(engines, (True, False), strict=True)
+    )
+    assert found.keys() == expected.keys() == {"solver", "critic"}
+    assert difference(found["solver"], expected["solver"]) < 1e-12
+    assert metrics["critic"]["actor/skipped_steps"] == 1.0 and metrics["solver"]["actor/skipped_steps"] == 0.0
+    assert [engines[0].adapters[name].steps for name in PLANS] == [3, 0, 1, 0]
+    for name, values in zip(("judge", "verifier"), before, strict=True):
+        assert all(torch.equal(value, values[key]) for key, value in engines[0].weights(name))
+        trainable = engines[0].adapters[name]
+        assert all(float(state["step"]) == 0 for state in trainable.optimizer.state.values())
+        assert all(parameter.grad is None for parameter in trainable.parameters.values())
+        assert "actor/grad_norm" not in metrics[name]
+
+
+def test_scores_of_several_adapters_are_those_of_each_alone(tiny_model_dir: Path) -> None:
+    engine, given = make(tiny_model_dir), updates()
+    names = list(given)
+    temperature = torch.tensor([update.plan.temperature for update in given.values()])
+    keys = INPUT_KEYS
+    rows = {key: torch.cat([update.rows[key] for update in given.values()]) for key in keys}
+    sizes = torch.tensor([len(update.rows["input_ids"]) for update in given.values()])
+    rows["part"] = torch.arange(len(names)).repeat_interleave(sizes)
+    for rule in (ONE_PIECE, MicroBatchRule(40, 1, packed=True)):
+        with engine.mixing(names):
+            together = engine.score_all(rows, temperature, rule, sum_pi_squared=True)
+        base = engine.score_all(rows, temperature, rule).log_probs
+        for number, (name, update) in enumerate(given.items()):
+            own = rows["part"] == number
+            with engine.using(name):
+                single = engine.score_all(update.rows, update.plan.temperature, rule, sum_pi_squared=True)
+            assert (together.log_probs[own] - single.log_probs).abs().max() < 2e-6
+            assert (together.entropy[own] - single.entropy).abs().max() < 2e-6
+            assert (together.sum_pi_squared[own] - single.sum_pi_squared).abs().max() < 2e-6
+            reference = engine.score_all(update.rows, update.plan.temperature, rule).log_probs
+            assert (base[own] - reference).abs().max() < 2e-6
+            assert (together.log_probs[own] - base[own]).abs().max() > 1e-2
+
+
+def test_adapters_of_a_head_run_one_after_the_other(
+    tiny_model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans = {"a": AdapterPlan(LoraSpec(2, 4, ["lm_head"]), OptimConfig()), "b": PLANS["judge"]}
+    config = ModelConfig(path=str(tiny_model_dir))
+    engine = FSDPEngine(config, FSDPConfig(), None, init_mesh("cpu", 0, 1), adapters=plans)
+    assert not engine.mixes_adapters and "run one after the other: the head has adapters" in caplog.text
+    assert make(tiny_model_dir).mixes_adapters
