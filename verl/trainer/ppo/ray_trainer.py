@@ -264,6 +264,9 @@ class RayPPOTrainer:
             )
             self.stopped_by = stop.number
             self.checkpointer.save_last_step()
+            # an evaluation saves nothing
+            if not self.config.trainer.val_only:
+                logger.warning(self.checkpointer.where_to_continue())
 
     def _validate_before(self, stop: StopRequest) -> None:
         trainer = self.config.trainer

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 import torch
 
-from verl.utils.dataset.files import DatasetError, Row
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset.files import Row
 
 
 class TaskSource(Sized, Protocol):
