@@ -20,9 +20,7 @@ def data_files(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     """
     files = [os.fspath(f) for f in ([value] if isinstance(value, (str, os.PathLike)) else value)]
     if not files:
-        raise DatasetError(
-            "no data files: set data.train_files and data.val_files to parquet or jsonl files"
-        )
+        raise DatasetError("no data files: set data.train_files and data.val_files to parquet or jsonl files")
     return files
 
 
