@@ -6,9 +6,10 @@ the file and from Python, and the time in which a large file is read.
 Both teams have the same agents' prompts and make the same requests. A round measures each twice, in an order
 that alternates (A B B A, B A A B), on the same tasks; the ratio of a round is that of the lesser CPU times,
 from prompt building to the finished `DataProto`. The lesser, because other work on the host only adds: single
-collections of one team were up to twice as long as the median. `overhead` is the geometric mean of the ratios, `high` the upper end of its 95 %
-confidence interval (bootstrap over rounds). `load_ms` is the median of reading and checking a file of 64
-agents and 256 steps. The last line is JSON: `{"overhead", "high", "load_ms"}`.
+collections of one team were up to twice as long as the median. `overhead` is the geometric mean of the
+ratios, `high` the upper end of its 95 % confidence interval (bootstrap over rounds). `load_ms` is the median
+of reading and checking a file of 64 agents and 256 steps. The last line is JSON: `{"overhead", "high",
+"load_ms"}`.
 """
 
 from __future__ import annotations

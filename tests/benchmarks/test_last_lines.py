@@ -73,7 +73,12 @@ def test_policy_update(forked_python: str, device: str) -> None:
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
     assert result["conversation_ratio"] < 1
-    assert result["group_tokens"] < 0.5 and result["group_ratio"] > 0
+    groups = [str(k) for k in (4, 8, 16)]
+    assert result["tokens_saved"]["8"] > 0.5
+    for key in ("tokens_saved", "time_saved", "prefix_grouper_time_saved", "over_prefix_grouper"):
+        assert list(result[key]) == groups
+    measured = result["over_prefix_grouper"].values()
+    assert all(ratio is None if device == "cuda" else ratio > 0 for ratio in measured)
 
 
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:
