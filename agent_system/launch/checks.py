@@ -48,7 +48,7 @@ from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.data_file import DatasetError
-from verl.utils.dataset import PromptMeasure, RLHFDataset, TaskLoader
+from verl.utils.dataset import PromptMeasure, RLHFDataset, build_loader
 from verl.utils.dataset.files import Row
 from verl.utils.disk import DiskError
 from verl.utils.tracking import check_backends
@@ -259,9 +259,7 @@ def check_run(config: RunConfig) -> CheckedRun:
             from agent_system.reward.trial import try_function  # no other run needs it
 
             try_function(config.reward, train[0])
-        loader = TaskLoader(
-            train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
-        )
+        loader = build_loader(train, config.data)
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))

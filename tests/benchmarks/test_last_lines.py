@@ -81,6 +81,16 @@ def test_policy_update(forked_python: str, device: str) -> None:
     assert all(ratio is None if device == "cuda" else ratio > 0 for ratio in measured)
 
 
+def test_tail_measures_both_workloads_in_both_orders(forked_python: str) -> None:
+    sizes = {"--window": 2, "--tasks": 2, "--group": 2, "--epochs": 1, "--rounds": 1, "--tokens": 64}
+    words = [str(word) for pair in (sizes | {"--hidden": 32}).items() for word in pair]
+    result, _ = run("tail.py", *words, python=forked_python)
+    ratios = ["speedup", "speedup_random", "decode", "decode_random"]
+    assert list(result) == [*ratios, "update_share", "spread"]
+    assert list(result["spread"]) == ratios and min(result[name] for name in ratios) > 0
+    assert 0 < result["update_share"] < 1
+
+
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:
     sizes = {"--tasks": 2, "--group": 2, "--tokens": 6, "--hidden": 32, "--steps": 1, "--rounds": 1}
     result, _ = run(

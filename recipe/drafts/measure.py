@@ -1,17 +1,20 @@
-"""How many drafted tokens recorded replies would have accepted, before anybody builds drafts into an engine.
+"""How many drafted tokens recorded replies would have accepted, before anybody builds drafts into
+an engine.
 
-    python benchmarks/draft_acceptance.py RUN [RUN ...]
+    python recipe/drafts/measure.py RUN [RUN ...]
 
-An engine that computes rows by eights has up to seven idle rows in the tail of a batch; a draft could fill them
-with the tokens that it guesses to come next. A reply is a function of its logits and of one random number per
-token, so a drafted token holds if and only if it is the one that the reply has: the recorded replies say it
-exactly, without a model. Drafts are looked up: the longest 3 to 8 last tokens of the conversation (prompt and
-reply so far) that stood earlier in it, else in a reply of the same agent to the same task in an earlier step;
-what followed there is the draft, the latest place first.
+An engine that computes rows by eights has up to seven idle rows in the tail of a batch; a draft
+could fill them with the tokens that it guesses to come next. A reply is a function of its logits
+and of one random number per token, so a drafted token holds if and only if it is the one that the
+reply has: the recorded replies say it exactly, without a model. Drafts are looked up: the longest 3
+to 8 last tokens of the conversation (prompt and reply so far) that stood earlier in it, else in a
+reply of the same agent to the same task in an earlier step; what followed there is the draft, the
+latest place first.
 
-Replies are tokenized again from their text. The last line is JSON: `accepted` is the mean number of accepted
-tokens of a decode step with seven drafted ones, `conversation` the same of the conversation alone, `one` with one
-drafted token; `runs` has them by run. Worth building from 0.5 on: a step with drafts costs more than one without.
+Replies are tokenized again from their text. The last line is JSON, also in `results.json`:
+`accepted` is the mean number of accepted tokens of a decode step with seven drafted ones,
+`conversation` the same of the conversation alone, `one` with one drafted token; `runs` has them by
+run. Worth building from 0.5 on: a step with drafts costs more than one without.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
 
-from benchmarks.shared.short import parse_args
 from verl.models.loader import load_tokenizer
 
-logger = logging.getLogger("draft_acceptance")
+logger = logging.getLogger("drafts")
+HERE = Path(__file__).parent
 DRAFTED = 7
 LONGEST, SHORTEST = 8, 3
 Reply = tuple[str, Sequence[int], Sequence[int]]
@@ -58,8 +61,8 @@ class Places:
             self.tokens.append(token)
 
     def after(self, last: Sequence[int], count: int) -> list[int]:
-        """Return what followed the longest end of `last` that stood here, at most `count` tokens; none if
-        none did.
+        """Return what followed the longest end of `last` that stood here, at most `count` tokens;
+        none if none did.
         """
         for length in range(min(LONGEST, len(last)), SHORTEST - 1, -1):
             place = self._next.get(tuple(last[-length:]))
@@ -71,8 +74,8 @@ class Places:
 def accepted(
     prompt: Sequence[int], reply: Sequence[int], earlier: Places | None, count: int
 ) -> tuple[int, int]:
-    """Return the number of decode steps of a reply with `count` drafted tokens each, and how many of these
-    were accepted.
+    """Return the number of decode steps of a reply with `count` drafted tokens each, and how many
+    of these were accepted.
     """
     conversation = Places(prompt)
     done = steps = hits = 0
@@ -131,7 +134,7 @@ def main() -> None:
     """Measure the runs of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs with trajectories")
-    args = parse_args(parser)
+    args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     runs = {}
     for run in args.runs:
@@ -141,7 +144,9 @@ def main() -> None:
         name: round(sum(result[name] for result in runs.values()) / len(runs), 3)
         for name in ("accepted", "conversation", "one")
     }
-    logger.info(json.dumps(means | {"runs": runs}))
+    line = json.dumps(means | {"runs": runs})
+    (HERE / "results.json").write_text(line + "\n", encoding="utf-8")
+    logger.info(line)
 
 
 if __name__ == "__main__":
