@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.trainer.config import DataConfig, RunConfig
@@ -51,6 +51,7 @@ def played(loader: TailLoader, steps: int, lengths: dict[int, int]) -> list[list
     return drawn
 
 
+@settings(deadline=None)
 @given(
     st.integers(4, 40), st.integers(1, 4), st.integers(2, 5), st.integers(0, 3), st.booleans(), st.randoms()
 )
