@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,14 @@ class Memory:
     def fork(self) -> Self:
         """Return an independent copy."""
         return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = copy.copy(self)
+        # a turn never changes, so copies share it: an agent with a memory is copied for every reply,
+        # which would take longer with every turn
+        for name, value in vars(self).items():
+            setattr(copied, name, list(value) if name == "_turns" else copy.deepcopy(value, memo))
+        return copied
 
 
 class SimpleMemory(Memory):

@@ -84,7 +84,11 @@ def critical_tokens(episode: EpisodeRecord) -> int:
     for sample in episode.committed:
         calls[sample.identity.whole_call].append(sample)
     spans = sorted(
-        (max(s.identity.order for s in rounds), min(s.identity.prior_replies for s in rounds), _tokens(rounds))
+        (
+            max(s.identity.order for s in rounds),
+            min(s.identity.prior_replies for s in rounds),
+            _tokens(rounds),
+        )
         for rounds in calls.values()
     )
     ends: list[int] = []  # orders of replies
