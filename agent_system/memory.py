@@ -140,7 +140,8 @@ class SearchMemory(Memory):
 
     def store(self, observation: str, action: str) -> None:
         """Remember a search instead of an earlier one with the same query and result."""
-        self._turns = [t for t in self._turns if (t.observation, t.action) != (observation, action)]
+        # of the turns that prompts show: an older one will not be shown again
+        self._turns = [t for t in self.recent() if (t.observation, t.action) != (observation, action)]
         super().store(observation, action)
 
     def render(self, turn: Recollection) -> str:
