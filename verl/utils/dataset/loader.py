@@ -67,6 +67,7 @@ class TaskLoader:
         self.drop_last = drop_last
         self.tail_window = 0
         self.epoch = self.position = 0
+        self._orders: dict[int, np.ndarray] = {}
         if drop_last and self.size < self.batch_size:
             raise DatasetError(
                 f"{self.size} tasks do not fill one batch of "
@@ -119,10 +120,14 @@ class TaskLoader:
                 yield int(order[position]), (epoch, position + 1) if position + 1 < end else (epoch + 1, 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the task indices of an epoch, [size]."""
-        if not self.shuffle:
-            return np.arange(self.size)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        """Return the task indices of an epoch, [size], which must not be changed."""
+        # kept while its epoch lasts: each step draws from it, and takes no longer with more tasks
+        if epoch not in self._orders:
+            order = np.arange(self.size)
+            if self.shuffle:
+                order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+            self._orders = {e: self._orders[e] for e in self._orders if e == epoch - 1} | {epoch: order}
+        return self._orders[epoch]
 
     def state_dict(self) -> LoaderState:
         """Return the position of the next batch, as plain values for json and torch.save."""
