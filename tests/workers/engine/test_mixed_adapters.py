@@ -264,7 +264,7 @@ def test_scores_of_several_adapters_are_those_of_each_alone(tiny_model_dir: Path
             with engine.using(name):
                 single = engine.score_all(update.rows, update.plan.temperature, rule, sum_pi_squared=True)
             assert (together.log_probs[own] - single.log_probs).abs().max() < 2e-6
-            assert (together.entropy[own] - single.entropy).abs().max() < 2e-6
+            assert (together.entropy[own] - single.entropy).abs().max() < 1e-5
             assert (together.sum_pi_squared[own] - single.sum_pi_squared).abs().max() < 2e-6
             reference = engine.score_all(update.rows, update.plan.temperature, rule).log_probs
             assert (base[own] - reference).abs().max() < 2e-6
