@@ -73,12 +73,12 @@ class MixedAdapters:
         be switched off.
         """
         self._keys = tuple(KEY_PREFIX + name for name in names)
+        self.connected = frozenset()
         try:
             yield
         finally:
             self._keys = ()
             self._runs = ()
-            self.connected = frozenset()
 
     def use(self, runs: Sequence[Run], tokens: int) -> None:
         """Set which of the `tokens` of the next forward pass have which adapter; recomputed layers
