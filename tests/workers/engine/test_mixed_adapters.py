@@ -58,8 +58,8 @@ def make(model: Path, *, double: bool = False, **options: object) -> FSDPEngine:
 
 
 def updates(grad_clip: float = 1e9) -> dict[str, PolicyRows]:
-    """Rows, losses, temperatures, mini-batches and epochs that differ; of two adapters in a tree, of which one
-    beginning is the same for both.
+    """Rows, losses, temperatures, mini-batches and epochs that differ; all rows begin with one token, and two
+    adapters have more of their beginnings in common.
     """
     prepared, plan = loss_settings("clip_cov", "seq-mean-token-mean")
     found = {
