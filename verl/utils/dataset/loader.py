@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
 
-from verl.utils.dataset.files import DatasetError, Row
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset.files import Row
 
 
 class TaskSource(Sized, Protocol):
@@ -18,13 +19,18 @@ class TaskSource(Sized, Protocol):
 
 
 class LoaderState(TypedDict):
-    """Position of a loader: `position` tasks of `epoch` have been drawn."""
+    """Position of a loader: `position` tasks of `epoch` have been drawn; `lengths` and `orders` are of
+    `tail_loader.py`.
+    """
 
     epoch: int
     position: int
     seed: int
     size: int
     shuffle: bool
+    tail_window: NotRequired[int]
+    lengths: NotRequired[list[int]]
+    orders: NotRequired[dict[int, list[int]]]
 
 
 class TaskLoader:
@@ -59,6 +65,7 @@ class TaskLoader:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.tail_window = 0
         self.epoch = self.position = 0
         self._orders: dict[int, np.ndarray] = {}
         if drop_last and self.size < self.batch_size:
@@ -130,6 +137,7 @@ class TaskLoader:
             "seed": self.seed,
             "size": self.size,
             "shuffle": self.shuffle,
+            "tail_window": self.tail_window,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,11 +149,12 @@ class TaskLoader:
             ("size", "data.train_files and data.train_max_samples"),
             ("seed", "data.seed"),
             ("shuffle", "data.shuffle"),
+            ("tail_window", "data.tail_window"),
         ):
-            if state[name] != mine[name]:
+            saved = state.get(name, 0)  # earlier checkpoints have no window
+            if saved != mine[name]:
                 raise DatasetError(
-                    f"the checkpoint's data had {name}={state[name]!r}, this run has "
-                    f"{mine[name]!r}: restore {fix}"
+                    f"the checkpoint's data had {name}={saved!r}, this run has {mine[name]!r}: restore {fix}"
                 )
         self.epoch = int(state["epoch"])
         self.position = int(state["position"])

@@ -119,6 +119,10 @@ async def draw_until_full(
         tasks = [loader.source[task_index] for task_index in task_indices]
         result = await collector.collect(tasks, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
+        if config.data.tail_window:
+            from verl.utils.dataset.tail_loader import note_lengths  # of this key alone
+
+            note_lengths(loader, task_indices, result.episodes)
         if result.batch is not None:
             n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
