@@ -69,16 +69,17 @@ def operations(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("cost", "small", "large"),
-    [(scale.turns_cost, 8, 80), (scale.agents_cost, 4, 40)],
-    ids=["turns", "agents"],
+    ("case", "small", "large"), [(scale.in_turn, 8, 80), (scale.together, 4, 40)], ids=["turns", "agents"]
 )
 def test_a_call_takes_as_many_instructions_in_a_larger_run(
-    cost: Callable[[int, int], float], small: int, large: int
+    case: Callable[[int, int], scale.Play], small: int, large: int
 ) -> None:
-    cost(small, 2 * small)  # what is made once
-    per_call = {size: operations(lambda size=size: cost(size, 80)) for size in (small, large)}
-    assert per_call[large] < 1.2 * per_call[small], per_call
+    counts = {}
+    for size in (small, large):
+        play = case(size, 80)
+        play.cost()  # what is made once
+        counts[size] = operations(play.cost)
+    assert counts[large] < 1.2 * counts[small], counts
 
 
 class Counted(str):
