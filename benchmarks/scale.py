@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -181,7 +182,7 @@ class Episodes:
             Task(f"task-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(max(size // GROUP, 1))
         ]
         cost = Play(collector, tasks, GROUP).cost()
-        engine = collector.runtimes["Solver"].binding.client
+        engine: Any = collector.runtimes["Solver"].binding.client
         self.most = max(self.most, engine.most)
         self.peaks.setdefault(size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return cost
