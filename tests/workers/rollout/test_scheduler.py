@@ -148,7 +148,7 @@ def test_a_longer_text_takes_over_the_free_slot_with_its_beginning_and_always_co
         scheduler.add([PendingReply(Ticket(replace(request(1, 5), prompt_ids=text), 5, [None]), 0)])
         (entry,) = admitted(scheduler)
         assert (entry.slot, entry.move, entry.copies) == (0, None, [])
-        assert sum(passes(scheduler), []) == expected
+        assert [chunk for work in passes(scheduler) for chunk in work] == expected
         scheduler.free(0)
     # A whole beginning of what is held, which no slot holds as a prompt: its last chunk is computed.
     text = request(192, 5, prompt_seed=0).prompt_ids[:128]
@@ -238,7 +238,9 @@ def drive(
     scheduler: Scheduler, arrivals: list[list[PendingReply]], ends: random.Random, aborts: bool = False
 ) -> tuple[list[Admission], list[tuple[int, ...]]]:
     """Admit all; a tick computes a pass, brings some of the arrivals and ends some of the replies, all at
-    random, with `aborts` also of those that wait for their prompts. Checks every admission and every chunk against what slots hold, and returns the admissions and the
+    random, with `aborts` also of those that wait for their prompts.
+
+    Checks every admission and every chunk against what slots hold, and returns the admissions and the
     prompts computed.
     """
     log, running, texts = [], {}, dict[int, tuple[int, ...]]()
