@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from verl.workers.rollout.base import EngineStats
-from verl.workers.rollout.chunks import CHUNK, Chunk, next_chunk
+from verl.workers.rollout.chunks import CHUNK, TextChunk, next_chunk
 from verl.workers.rollout.prefixes import PrefixIndex
 from verl.workers.rollout.waiting import EnginePrompt, PendingReply, Ticket, WaitingPrompts
 
@@ -37,7 +37,7 @@ TEXTS_PER_PASS = 8
 
 
 @dataclass(frozen=True)
-class Move:
+class SlotMove:
     """A whole prompt or the beginning of a text, `length` tokens, that moves to another free slot."""
 
     source: int
@@ -71,7 +71,7 @@ class Admission:
     slot: int
     reply: PendingReply
     source: int | None = None
-    move: Move | None = None
+    move: SlotMove | None = None
     copies: Sequence[Copy] = ()
 
 
@@ -80,7 +80,7 @@ class Pass:
     """Chunks of one width to compute in order, after the copies."""
 
     copies: list[Copy]
-    chunks: list[Chunk]
+    chunks: list[TextChunk]
 
 
 @dataclass(eq=False)
@@ -170,14 +170,13 @@ class Scheduler:
         a slot that others wait for is filled first.
         """
         fill = self._fills.get(slot)
-        followed = self._fill_of_follower.pop(slot, None)
         if fill is not None:
             fill.reply = None
         else:
             self._set_free(slot)
-        if followed is not None:
-            del followed.followers[slot]
-        fill = fill or followed
+            fill = self._fill_of_follower.pop(slot, None)
+            if fill is not None:
+                del fill.followers[slot]
         if fill is not None and fill.reply is None and not fill.followers:
             self._end_fill(fill)
             self._set_free(fill.slot)
@@ -225,21 +224,21 @@ class Scheduler:
         first = self._prompts.first()
         if first is None or not self._free:
             return None
-        held = self._prompts.held
         # A free slot whose prompt replies of this priority wait for is theirs.
-        wanted = [slot for slot in self._free if slot in held and held[slot].priority == first.priority]
-        if wanted:
-            return self._admit_copy(held[min(wanted)], min(wanted))
+        prompts = {slot: self._prompts.held[slot] for slot in self._free if slot in self._prompts.held}
+        sources = [slot for slot, prompt in prompts.items() if prompt.priority == first.priority]
+        if sources:
+            return self._admit_copy(prompts[min(sources)], min(sources))
         if first.holders:
             return self._admit_copy(first, next(iter(first.holders)))
-        followed = self._fill_of_prompt.get(first)
-        if followed is None:
+        fill = self._fill_of_prompt.get(first)
+        if fill is None:
             return self._admit_fill(first)
         slot, move = self._take_slot()
         self._clear(slot)
         reply = self._prompts.take(first)
-        followed.followers[slot] = reply
-        self._fill_of_follower[slot] = followed
+        fill.followers[slot] = reply
+        self._fill_of_follower[slot] = fill
         return Admission(slot, reply, move=move)
 
     def _admit_copy(self, prompt: EnginePrompt, source: int) -> Admission:
@@ -318,7 +317,7 @@ class Scheduler:
         self._prompts.release(slot)
         self._index.cut(slot)
 
-    def _take_slot(self, source: int = -1) -> tuple[int, Move | None]:
+    def _take_slot(self, source: int = -1) -> tuple[int, SlotMove | None]:
         """Remove a slot from the free ones, and move what it holds to where less is lost, but not
         to the place of what is about to be copied from `source`.
         """
@@ -327,18 +326,18 @@ class Scheduler:
             del self._free[slot]
             return slot, None
         block = min(self._free) // ROW_BLOCK
-        lost = min((slot for slot in self._free if slot != source), key=self._value, default=source)
+        victim = min((slot for slot in self._free if slot != source), key=self._value, default=source)
         slot = min((slot for slot in self._free if slot // ROW_BLOCK == block), key=self._value)
         move = None
-        if slot != lost and self.length(slot):
-            move = Move(slot, lost, self.length(slot))
-            self._clear(lost)
+        if slot != victim and self.length(slot):
+            move = SlotMove(slot, victim, self.length(slot))
+            self._clear(victim)
             prompt = self._prompts.held.get(slot)
-            self._index.move(slot, lost)
+            self._index.move(slot, victim)
             if prompt is not None:
-                self._prompts.hold(lost, prompt)
+                self._prompts.hold(victim, prompt)
                 self._prompts.release(slot)
-            self._free[lost] = self._free[slot]
+            self._free[victim] = self._free[slot]
         del self._free[slot]
         return slot, move
 
@@ -380,15 +379,15 @@ class Scheduler:
             fills = [fill for fill in fills if self._chunk(fill).width != width]
         return Pass(copies, []) if copies else None
 
-    def _chunk(self, fill: Fill, start: int | None = None) -> Chunk:
+    def _chunk(self, fill: Fill, start: int | None = None) -> TextChunk:
         begin = fill.start if start is None else start
         return next_chunk(fill.slot, fill.text, begin, fill.adapter, self._token_budget is None)
 
-    def _gather(self, fills: list[Fill], width: int, rows: int, copies: list[Copy]) -> list[Chunk]:
+    def _gather(self, fills: list[Fill], width: int, rows: int, copies: list[Copy]) -> list[TextChunk]:
         """Return up to `rows` chunks of one width: of the first text, of those with the fewest
         tokens left, then further ones of the same texts.
         """
-        chunks: list[Chunk] = []
+        chunks: list[TextChunk] = []
         members: list[Fill] = []
         computed: set[Hashable] = set()
         for fill in (fills[0], *sorted(fills[1:], key=lambda fill: fill.left)):
@@ -409,7 +408,7 @@ class Scheduler:
                 end += CHUNK
         return chunks
 
-    def _key(self, fill: Fill, chunk: Chunk) -> Hashable:
+    def _key(self, fill: Fill, chunk: TextChunk) -> Hashable:
         """Return what is equal for equal chunks; a text's own where it cannot be shared."""
         number = chunk.start // CHUNK
         return fill.keys[number] if chunk.is_whole and number < len(fill.keys) else fill.slot
@@ -429,7 +428,7 @@ class Scheduler:
         if source in self._free:
             self._set_free(source)
 
-    def computed(self, chunks: Sequence[Chunk], finite: Sequence[bool]) -> list[Fill]:
+    def computed(self, chunks: Sequence[TextChunk], finite: Sequence[bool]) -> list[Fill]:
         """Record that chunks were computed, and whether their keys are numbers; return the texts
         that are complete with them.
         """
