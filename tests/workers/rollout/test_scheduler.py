@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -391,3 +392,36 @@ def test_a_withdrawn_request_leaves_nothing_behind():
     assert scheduler.waiting == 2
     (entry,) = admitted(scheduler)
     assert (entry.slot, entry.source, entry.reply) == (0, None, stays[0])
+
+
+def steps_per_reply(slots: int) -> float:
+    """Lines run by the scheduler's own files per reply, with four prompts waiting per slot, in groups of two with
+    a common beginning.
+    """
+    tickets = [with_prefix(70 if number % 2 else 0, 30, number // 2) for number in range(4 * slots)]
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        lines += event == "line"
+        return trace if "workers/rollout" in frame.f_code.co_filename else None
+
+    scheduler, ends, running = Scheduler(slots, 128), random.Random(0), set[int]()
+    sys.settrace(trace)
+    try:
+        scheduler.add(ticket[0] for ticket in tickets)
+        while scheduler.waiting or running:
+            running |= {entry.slot for entry in iter(scheduler.admit, None)}
+            while (work := scheduler.next_pass(0)) is not None:
+                scheduler.computed(work.chunks, [True] * len(work.chunks))
+            scheduler.tick()
+            for slot in sorted(running, key=lambda _: ends.random())[: max(1, len(running) // 2)]:
+                running.remove(slot)
+                scheduler.free(slot)
+    finally:
+        sys.settrace(None)
+    return lines / len(tickets)
+
+
+def test_the_work_for_a_reply_does_not_grow_with_slots_and_waiting_replies():
+    assert steps_per_reply(256) < 1.2 * steps_per_reply(64)
