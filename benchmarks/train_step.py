@@ -251,8 +251,9 @@ def make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
 
 def measure(config: RunConfig) -> Comparison:
     """Train as `main_ppo` does, with a `Comparison` as collector and tracker, and return it."""
-    from agent_system.launch.checks import build_datasets, check_team
+    from agent_system.launch.checks import build_datasets
     from agent_system.launch.collector import build_collector
+    from agent_system.launch.first_checks import check_team
     from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults, run_dir_of
     from verl.trainer.ppo.controller import build_controller
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
