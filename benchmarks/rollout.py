@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="requests of a staggered round")
     parser.add_argument("--equal-tokens", type=int, default=128, help="reply length of an equal round")
     parser.add_argument("--shared", type=int, default=1024, help="tokens that prompts begin with")
-    parser.add_argument("--prefix-slots", type=int, default=16, help="slots where prompts share tokens")
+    parser.add_argument("--prefix-slots", type=int, default=64, help="slots of prefix and delay")
     parser.add_argument("--long", type=int, default=4096, help="tokens of the prompt that delays others")
     parser.add_argument("--models", default="4x256,12x512", help="layers x hidden size, of two engines")
     parser.add_argument("--requests-at-once", default="1,8,64", help="of two engines")
