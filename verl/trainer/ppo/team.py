@@ -232,9 +232,11 @@ class TeamWorkers:
                 name: {"temperature": learners[name].temperature, "adapter": learners[name].adapter}
                 for name in names
             }
-            joint.meta_info = (
-                _call_meta(each) | (meta or {}) | self._trace(batch, names, workers is self.critics)
-            )
+            joint.meta_info = {
+                **_call_meta(each),
+                **(meta or {}),
+                **self._trace(batch, names, workers is self.critics),
+            }
             out = getattr(group, method)(joint)
             return {name: SubBatch(places[name].rows_of(out), parts[name].rows) for name in names}
 
@@ -309,8 +311,11 @@ class TeamWorkers:
                 for name in names
             }
             joint, places = self._for_ranks(rows, columns, workers, wg_id)
-            joint.meta_info = _call_meta(each) | meta | self._trace(batch, names, workers is self.critics)
-            start = time.perf_counter()
+            joint.meta_info = {
+                **_call_meta(each),
+                **meta,
+                **self._trace(batch, names, workers is self.critics),
+            }start = time.perf_counter()
             of_learners = _metrics_of(
                 getattr(workers[wg_id], method)(joint).meta_info["metrics"], learners, names
             )
