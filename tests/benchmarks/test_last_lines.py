@@ -110,6 +110,30 @@ def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> N
     assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
 
 
+def test_adapters_are_compared_with_one_on_the_same_rows(forked_python: str) -> None:
+    sizes = {
+        "--rows": 16,
+        "--few-rows": 16,
+        "--prompt": 5,
+        "--reply": 4,
+        "--hidden": 32,
+        "--head-dim": 16,
+        "--layers": 1,
+    }
+    result, console = run(
+        "adapters.py",
+        *(str(word) for pair in sizes.items() for word in pair),
+        "--rounds",
+        "1",
+        python=forked_python,
+    )
+    spread = result.pop("spread")
+    assert {"update_4", "update_16", "update_16_few_rows", "serial_16", "decode_16"} < result.keys()
+    assert result.keys() == spread.keys() and min(result.values()) > 0
+    assert all(low <= result[name] <= high for name, (low, high) in spread.items())
+    assert "one after the other" not in console
+
+
 def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) -> None:
     sizes = (
         "--tasks",
