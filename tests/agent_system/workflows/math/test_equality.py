@@ -73,6 +73,18 @@ EQUAL = [
     (r"n \choose k", r"\binom{n}{k}"), (r"2{10 \choose 3}", "240"), (r"2\frac{dy}{dx}", r"dy/dx \cdot 2"),
     (r"\frac{dy}{dx}=2x", "dy/dx=x+x"), ("(1+r)^T-1", "(r+1)^{T}-1"), (r"2\vec{a}", r"\vec{a}\cdot 2"),
     (r"92 \mathrm{~J}", r"92 $\mathrm{J}$"), ("12 Å", "12 $Å$"), ("6.2 kg", r"6.2 $\text{kg}$"),
+    ("x²+2x", "x^2+2x"), ("10⁻³", "0.001"), ("½", "0.5"), ("2½", r"\frac{5}{2}"), ("¾", "0.75"), ("a₁+a₁₂", "a_{12}+a_1"),
+    ("（１，２）", "(1,2)"), ("３，５", "5,3"), ("12⋅x", "12x"), ("3⁄4", "3/4"), ("∅", r"\text{no solution}"),
+    ("√12", r"2\sqrt{3}"), ("√(12)", r"2\sqrt{3}"), ("e^(2x)", "e^{2x}"), ("x**(1/2)", r"\sqrt{x}"),
+    (r"{2 \over 6}", r"\frac13"), (r"2 \over 6", r"\frac13"), (r"{1+{1\over 2} \over 3}x", r"\frac{x}{2}"),
+    (r"\sqrt{1 \over 4}", "0.5"), ("2pi", r"2\pi"), ("sin(x)+1", r"1+\sin x"), ("2*sqrt(3)/pi", r"\frac{2\sqrt3}{\pi}"),
+    (r"n \bmod 4", r"n \mod 4"), (r"\sin[2x]", r"\sin(2x)"), (r"\sqrt[3]{x}[x+1]", r"x^{1/3}(x+1)"), ("105", "7!!"), ("48", "6!!"),
+    (r"x \equiv 3 \pmod 7", r"3 \pmod{7}"), (r"10 \pmod 7", "3 (mod 7)"), (r"x\equiv 10\ (\text{mod } 7)", r"x \equiv 3 \mod{7}"),
+    ("3", r"7 \bmod 4"), ("3 mod 7", "3"), (r"\mathbb{R}", r"(-\infty,\infty)"), (r"x \in \mathbb R", r"\text{all real numbers}"),
+    ("(x,y)=(1,2)", "(1,2)"), ("(a, b, c) = (1, 2, 3)", "(1,2,3)"), (r"\vec{v}=(1,2)", "(1,2)"),
+    (r"\mathbf{v}=(1,2)", r"\langle 1,2 \rangle"),
+    ("{1,2}", "2,1"), ("{5}.", "5"), (r"{\{1,2\}}", "2,1"), ("TRUE", "true"),
+    (r"\text{YES}", "Yes"), ("-α", r"-\alpha"), ("α+β", r"\beta+\alpha"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -121,6 +133,12 @@ DIFFERENT = [
     (r"\vec{b}\times\vec{a}", r"\vec{a}\times\vec{b}"), (r"\langle 2,1\rangle", r"\langle 1,2\rangle"),
     ("1.2", r"\langle 1,2\rangle"),
     (r"x^2", r"\langle x^2\rangle"), (r"{n \choose 2}", r"{2 \choose n}"), ("2", r"2\frac{dy}{dx}"),
+    ("2017", "2020-01-02"), (r"\frac{1}{4040}", "1/2/2020"), ("-679", "555-1234"), ("1.24", "3.1.4"), ("64", "2^3^2"),
+    ("720", "3!!"), ("(n!)!", "n!!"), (r"3 \pmod 5", r"3 \pmod 7"), (r"3 \mod 5", r"3 \mod 7"), (r"1 \pmod 5", "1 (mod 4)"),
+    (r"n\equiv 1\pmod 4", r"n\equiv 3\pmod 4"), (r"m\equiv 1\pmod 4", r"n\equiv 1\pmod 4"), ("4", r"3 \pmod 7"), ("n", r"n \bmod 4"),
+    ("x²", "x^3"), ("a₁", "a_2"), ("½", "1/3"), ("12½", r"\frac{12}{2}"), ("√12", r"2\sqrt2"), (r"{1 \over x+1}", r"\frac1x+1"),
+    (r"\mathbb{R}", r"\mathbb{Z}"), (r"\mathbb{R}", r"(-\infty,0)"), ("(x,y)=(2,1)", "(1,2)"), (r"\vec{v}=(1,2)", r"\vec{u}=(1,2)"),
+    ("{1,2}", "(2,1)"), ("TRUE", "FALSE"), ("ABC", "abc"), ("pi", "ip"), ("sin x", "cos x"), (r"\pm 3", "3"), ("α", "a"),
     ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
 ]  # fmt: skip
 
