@@ -40,9 +40,12 @@ _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
 # A line that opens or closes a block of code, in lists and quotes as well.
-_FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
-_LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
+_PREFIX = r"((?:[ \t\u00a0\u200b\u3000\ufeff]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)"
+_FENCE = re.compile(rf"{_PREFIX}(?:(`{{3,}})([^`]*)|(~{{3,}})(.*))", re.DOTALL)
+_BEHIND_TEXT = re.compile(r"(`{3,})[ \t]*([\w.+#-]*)[ \t]*")
+_LANGUAGE = re.compile(r"\W*(?:lang(?:uage)?-)?([^\s{}.,:;=()\[\]<>\"']*)", re.IGNORECASE)
 _QUOTE = re.compile(r"[ \t]*> ?")
+MOST_INDENTED = 3  # columns of a closing fence, from its opening one
 MARKS = " \t\n.!*"  # around the word of a verdict
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
@@ -167,7 +170,9 @@ def code_block(*languages: str) -> Projector:
     return project
 
 
-_PYTHON_BLOCK = code_block("python", "python3", "py", "py3", "ipython", "ipython3")
+_PYTHON_BLOCK = code_block(
+    "python", "python3", "py", "py3", "ipython", "ipython3", "pypy", "pypy3", "cpython", "cpython3"
+)
 
 
 def python_block(text: str) -> Projection:
@@ -178,7 +183,16 @@ def python_block(text: str) -> Projection:
 def program_of(reply: str) -> str:
     """Return the last block of Python of a reply, or the whole reply if it has no block at all."""
     visible = _visible(reply)
-    return python_block(visible).action if fenced_blocks(visible) else visible.strip()
+    return python_block(visible).action if fenced_blocks(visible) else _without_margin(visible)
+
+
+def _without_margin(code: str) -> str:
+    """Return code without the indentation of its first line, and without white space around it."""
+    lines = code.rstrip().lstrip("\r\n").split("\n")
+    while lines and not lines[0].strip():
+        del lines[0]
+    width = _indentation(lines[0]) if lines else 0
+    return "\n".join(_outdented(line, width) for line in lines).strip()
 
 
 class FencedBlock(NamedTuple):
@@ -206,8 +220,9 @@ class _Fence(NamedTuple):
 def fenced_blocks(text: str) -> list[FencedBlock]:
     """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
 
-    Beyond that, fences may be indented by any width, as in lists, and the fence of another language
-    ends an open block.
+    Beyond that, fences may be indented by any width, as in lists, or stand behind text, and the
+    fence of another language ends an open block. As there, a fence four columns further right than
+    the one before it is code, as in the text that documents a function.
     """
     blocks: list[FencedBlock] = []
     opened: _Fence | None = None
@@ -216,8 +231,12 @@ def fenced_blocks(text: str) -> list[FencedBlock]:
     for line in text.replace("\r\n", "\n").split("\n"):
         fence = _fence(line)
         if opened is None:
-            opened = fence
-        elif fence is None or not fence.mark.startswith(opened.mark):
+            opened = fence or _fence_behind_text(line)
+        elif (
+            fence is None
+            or not fence.mark.startswith(opened.mark)
+            or _columns(fence.prefix) > _columns(opened.prefix) + MOST_INDENTED
+        ):
             lines.append(line)
         elif fence.info:
             blocks.append(_open_block(opened, lines, len(blocks)))
@@ -238,12 +257,26 @@ def _fence(line: str) -> _Fence | None:
     return _Fence(prefix, ticks or tildes, (info or other_info or "").strip())
 
 
+def _fence_behind_text(line: str) -> _Fence | None:
+    """Return the fence at the end of a line of prose, as models write it: `The code:```python`."""
+    place = line.find("`")
+    match = _BEHIND_TEXT.fullmatch(line, place) if place > 0 and line[place - 1] != "\\" else None
+    prefix = re.match(_PREFIX, line)
+    return _Fence(prefix.group(), match[1], match[2]) if match and prefix else None
+
+
 def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> FencedBlock:
     """Return a block without a line that closes it; it may be closed at the end of a line of code."""
     for index, line in enumerate(lines):
         code = line.rstrip()
         if code.endswith(fence.mark) and (code := code.rstrip(fence.mark[0])).strip():
             return _block(fence, [*lines[:index], code], True, number)
+    # Of fences further right, those in pairs are code, as in the text that documents a function.
+    inner = [
+        index for index, line in enumerate(lines) if (one := _fence(line)) and one.mark.startswith(fence.mark)
+    ]
+    if len(inner) % 2:
+        return _block(fence, lines[: inner[-1]], True, number)
     return _block(fence, lines, False, number)
 
 
