@@ -10,7 +10,7 @@ import inspect
 import json
 import typing
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
@@ -242,10 +242,10 @@ def _in_json(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         # in an order that does not depend on the process
         return sorted(value, key=str)
-    if isinstance(value, (Sequence, deque, Iterator, MappingView)) and not isinstance(
+    if isinstance(value, (Sequence, deque, Iterator, KeysView, ValuesView, ItemsView)) and not isinstance(
         value, (bytes, bytearray)
     ):
-        return list(value)  # type: ignore[call-overload]
+        return list(value)
     if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8", "replace")
     # arrays and numbers of numpy, tensors
