@@ -10,7 +10,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from agent_system import code_block
-from agent_system.projection import fenced_blocks, program_of
+from agent_system.fences import fenced_blocks
+from agent_system.projection import program_of
 
 CODE = "def f(x):\n    if x:\n\n        return 'a'\n\treturn 2"
 PYTHON = code_block("python", "py", "python3")

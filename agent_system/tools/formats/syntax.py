@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from agent_system.fences import fenced_blocks
 from agent_system.json_text import parse_json
-from agent_system.projection import fenced_blocks
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 

@@ -232,7 +232,8 @@ TEXT_OR_NUMBER = OfferedTools(
         ("pythonic", "[put(a='5', b=\"true\", c='7')]"),
         (
             "functiongemma",
-            "<start_function_call>call:put{a:<escape>5<escape>,b:<escape>true<escape>,c:<escape>7<escape>}<end_function_call>",
+            "<start_function_call>call:put{a:<escape>5<escape>,b:<escape>true<escape>,"
+            "c:<escape>7<escape>}<end_function_call>",
         ),
         ("gemma4", '<|tool_call>call:put{a:<|"|>5<|"|>,b:<|"|>true<|"|>,c:<|"|>7<|"|>}<tool_call|>'),
     ],

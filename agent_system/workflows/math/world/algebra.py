@@ -72,11 +72,13 @@ _TUPLE_OF_LETTERS = re.compile(r"\(\s*(?:\\?[A-Za-z]+(?:_\w|_\{\w+\})?\s*,?\s*)+
 _SIGNS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 # What follows a residue: `\pmod 5`, `(\text{mod } 5)`; the same behind a number is an operation.
 _MODULUS = re.compile(
-    r"(?P<value>.*?[\w)}!])\s*\(?\s*(?:\\[pb]?|(?<![A-Za-z]))mod(?![A-Za-z])\s*(?P<modulus>\{[^{}]*\}|[^{}()]*?)\s*\)?",
+    r"(?P<value>.*?[\w)}!])\s*\(?\s*(?:\\[pb]?|(?<![A-Za-z]))mod(?![A-Za-z])\s*"
+    r"(?P<modulus>\{[^{}]*\}|[^{}()]*?)\s*\)?",
     re.DOTALL,
 )
 _ALL_REALS = re.compile(
-    r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?|\\R|(?:all )?(?:the )?(?:set of )?(?:all )?real numbers|all reals"
+    r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?|\\R"
+    r"|(?:all )?(?:the )?(?:set of )?(?:all )?real numbers|all reals"
 )
 # Arithmetic in form only: a date, a version and two raised numbers are no values.
 _NO_ARITHMETIC = re.compile(

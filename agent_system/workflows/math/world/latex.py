@@ -43,8 +43,10 @@ _SPELLINGS = {
     "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ",
     "∈": "\\in ", "±": "\\pm ",
     "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "", "⋅": "\\cdot ", "∙": "\\cdot ",
-    "⁄": "/", "∕": "/", "∅": "\\emptyset ", "∓": "\\mp ", "′": "'", "，": ",", "、": ",", "；": ";",
-    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}", "ℕ": "\\mathbb{N}", "ℂ": "\\mathbb{C}",
+    "⁄": "/", "∕": "/", "∅": "\\emptyset ",
+    "∓": "\\mp ", "′": "'", "，": ",", "、": ",", "；": ";",
+    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}",
+    "ℕ": "\\mathbb{N}", "ℂ": "\\mathbb{C}",
 }  # fmt: skip
 _SPELLING = re.compile(
     "|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS)
