@@ -44,13 +44,21 @@ def test_rollout(forked_python: str, device: str) -> None:
         "9",
         "--longest",
         "12",
+        "--shared",
+        "70",
+        "--prefix-slots",
+        "4",
+        "--long",
+        "200",
     )
     work = ("--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1", "--device", device)
     result, console = run(
         "rollout.py", *sizes, *work, python=sys.executable if device == "cuda" else forked_python
     )
-    keys = ["equal", "staggered"] + ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
-    assert list(result) == keys and min(result.values()) > 0
+    keys = ["equal", "staggered", "prefix", "delay"]
+    keys += ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
+    assert list(result) == [*keys, "spread"] and min(result[key] for key in keys) > 0
+    assert all(low <= result[key] <= high for key, (low, high) in result["spread"].items())
     assert f"{300 * 128 + 2 * (12 * 128 * 128 + 2 * 64 + 2 * 128) + 128:,} parameters" in console
 
 

@@ -16,8 +16,8 @@ from tests.house.source import ROOT
 RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
 README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
-    ("rollout", "equal"): (operator.ge, 1.0),
-    ("rollout", "staggered"): (operator.ge, 2.5),
+    ("rollout", "equal"): (operator.ge, 4.0),
+    ("rollout", "staggered"): (operator.ge, 5.5),
     ("train_step", "ratio"): (operator.le, 1.5),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
     ("controller", "blocking_s"): (operator.le, 2.5),
