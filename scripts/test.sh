@@ -2,7 +2,7 @@
 # Set up the environment and run the checks; further arguments are passed to pytest.
 #
 #   bash scripts/test.sh         the checks of CI: lint, format, types, all tests
-#   bash scripts/test.sh fast    lint, format, and the tests that are neither integration nor slow (tests/conftest.py): two to three minutes, without vLLM
+#   bash scripts/test.sh fast    lint, format, and the tests that are neither integration nor slow (tests/conftest.py): less than two minutes, without vLLM
 #   bash scripts/test.sh fuzz    property tests with FUZZ_EXAMPLES (2000) new random examples
 #
 # All checks run even if one fails; the last line names the failed ones. Types are checked in parallel with the tests and reported after them.
