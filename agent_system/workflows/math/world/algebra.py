@@ -87,9 +87,9 @@ _NO_ARITHMETIC = re.compile(
     re.DOTALL,
 )
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\w.}])(\d{1,3})\s*!!(?!!)")
-_PLAIN_FUNCTION = re.compile(
-    r"(?<![A-Za-z\\])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"
-)
+_FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
+_NAMED_FUNCTION = re.compile(rf"\\(?:operatorname\*?|mathrm|text|mathop)\s*\{{\s*({_FUNCTIONS})\s*\}}")
+_PLAIN_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({_FUNCTIONS}|pi)(?![A-Za-z])")
 _FUNCTION_BRACKETS = re.compile(r"(\\sqrt\s*\[[^\[\]]*\])|\[|\]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
 _PLAIN_WORDS = re.compile(r"[A-Za-z0-9 .,:;'()/-]*")
@@ -112,7 +112,7 @@ _REPLACED = (
     (re.compile(r"([A-Za-z])'(?!')"), r"\1_{prime}"),
     (re.compile(r"(\d)\s*[eE]\s*([+-]?\d+)(?![\d.])"), r"\1 \\cdot 10^{\2}"),
     (re.compile(r"\*\*"), "^"),
-    (re.compile(r"(\d)\s*(?=\()"), r"\1 \\cdot "),
+    (re.compile(r"(?<!\\log_)(?<!\\log _)(?<!\\log_ )(\d)\s*(?=\()"), r"\1 \\cdot "),
     (re.compile(r"(\))\s*(?=[(\d])"), r"\1 \\cdot "),
     (re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))"), ""),
 )
@@ -245,7 +245,7 @@ EMPTY = Several("\\{\\}", ())
 @lru_cache(maxsize=512)
 def read(text: str) -> Answer:
     """Return an answer. A text that is not mathematics as a whole is `Words`: no part of it counts."""
-    text = spelled(half_width(text))
+    text = _NAMED_FUNCTION.sub(r"\\\1 ", spelled(half_width(text)))
     try:
         return _read(text)
     except (UnreadableError, ValueError):

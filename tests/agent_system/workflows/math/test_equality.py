@@ -89,6 +89,8 @@ EQUAL = [
     ("(x,y)=(1,2)", "(1,2)"), ("(a, b, c) = (1, 2, 3)", "(1,2,3)"), (r"\vec{v}=(1,2)", "(1,2)"),
     (r"\mathbf{v}=(1,2)", r"\langle 1,2 \rangle"),
     ("{1,2}", "2,1"), ("{5}.", "5"), (r"{\{1,2\}}", "2,1"), ("TRUE", "true"),
+    (r"\log_2(8)", "3"), ("log_2(8)", "3"), (r"\log_2(x)+1", r"\log_2 x+1"), (r"\frac{pi}{2}", r"\frac{\pi}{2}"),
+    (r"\operatorname{ln}(2)", r"\ln 2"), (r"\mathrm{arctan}\,2", r"\arctan(2)"), (r"\text{exp}(2)", "e^2"),
     (r"\text{YES}", "Yes"), ("-α", r"-\alpha"), ("α+β", r"\beta+\alpha"),
 ]  # fmt: skip
 
@@ -148,7 +150,8 @@ DIFFERENT = [
     (r"{1 \over x+1}", r"\frac1x+1"),
     (r"\mathbb{R}", r"\mathbb{Z}"), (r"\mathbb{R}", r"(-\infty,0)"), ("(x,y)=(2,1)", "(1,2)"),
     (r"\vec{v}=(1,2)", r"\vec{u}=(1,2)"),
-    ("{1,2}", "(2,1)"), ("TRUE", "FALSE"), ("ABC", "abc"), ("pi", "ip"), ("sin x", "cos x"),
+    ("{1,2}", "(2,1)"), ("TRUE", "FALSE"), (r"\log_2(8)", "16"), (r"\log_2(9)", r"\log_3(9)"),
+    ("ABC", "abc"), ("pi", "ip"), ("sin x", "cos x"),
     (r"\pm 3", "3"), ("α", "a"),
     ("10^6", "2.7 10^6"), ("5", r"\$5 and \$6"), ("92 \\mathrm{~J}", r"92 $\mathrm{N}$"),
 ]  # fmt: skip
