@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,14 @@ class Memory:
         """Return an independent copy."""
         return copy.deepcopy(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = copy.copy(self)
+        # a turn never changes, so copies share it: an agent with a memory is copied for every reply,
+        # which would take longer with every turn
+        for name, value in vars(self).items():
+            setattr(copied, name, list(value) if name == "_turns" else copy.deepcopy(value, memo))
+        return copied
+
 
 class SimpleMemory(Memory):
     """Observation and action of every turn."""
@@ -132,7 +140,8 @@ class SearchMemory(Memory):
 
     def store(self, observation: str, action: str) -> None:
         """Remember a search instead of an earlier one with the same query and result."""
-        self._turns = [t for t in self._turns if (t.observation, t.action) != (observation, action)]
+        # of the turns that prompts show: an older one will not be shown again
+        self._turns = [t for t in self.recent() if (t.observation, t.action) != (observation, action)]
         super().store(observation, action)
 
     def render(self, turn: Recollection) -> str:

@@ -142,7 +142,7 @@ class Turn:
         """Return a new number of the turn, from 0, for a generation of an agent; `role` is its name
         for the environment, `branch` the branch that calls it.
         """
-        number = max(self.callers, default=-1) + 1
+        number = next(reversed(self.callers), -1) + 1  # the last one is the highest
         self.callers[number] = role
         if branch is not None:
             branch.waves.count(number)

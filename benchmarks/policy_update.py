@@ -6,10 +6,13 @@ The last line is one JSON object: seconds of both and `ratio` (engine / bare) fo
 tokens, and of mixed length. The plain loop pads every micro-batch to its longest row; both use the same
 number of micro-batches, and on a GPU bf16 with fp32 master weights. Weights are random.
 
-Three ratios compare the engine with itself, tokens that rows share run once / rows run one by one:
-`conversation_ratio` on conversations of 6 turns, `group_ratio` on 8 replies to a prompt twice as long, and
-`unshared_ratio` on rows that have nothing in common; `group_tokens` is the share of the tokens of the second
-that are run.
+The engine with itself, tokens that rows share run once / rows run one by one: `conversation_ratio` on
+conversations of 6 turns, `unshared_ratio` on rows that have nothing in common. For groups of K = 4, 8 and 16
+replies of 24 tokens to a prompt of 256, `tokens_saved` is the share of the tokens that is not run,
+`time_saved` that of the seconds of single rows; the same rows go through the package `prefix_grouper`, whose
+`time_saved` is relative to the plain loop on the same rows (no dynamic batches on either side, gradients of
+both checked against each other), and `over_prefix_grouper` is engine / package in seconds. The package is
+installed from PyPI into `.cache/peers`; on a GPU it is left out (null): its attention there is flash-attn.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +40,11 @@ from verl.workers.engine import FSDPEngine, MicroBatchRule, UpdatePlan, init_mes
 from verl.workers.engine.trie import count_run, token_rows
 
 TURNS = 6
-GROUP = 8
+GROUPS = (4, 8, 16)
+PROMPT = 256
+REPLY = 24
+# Of gradients of the plain loop and of the package, relative to the largest of a parameter.
+MOST_DISTANCE = 1e-4
 
 
 def make_rows(count: int, tokens: int, vocab: int, mixed: bool) -> dict[str, torch.Tensor]:
@@ -84,12 +92,11 @@ def make_conversations(count: int, tokens: int, vocab: int) -> dict[str, torch.T
     }
 
 
-def make_groups(count: int, tokens: int, vocab: int) -> dict[str, torch.Tensor]:
-    """Return `GROUP` random replies of half of `tokens` to each of `count` random prompts of `tokens`."""
+def make_groups(count: int, group: int, vocab: int) -> dict[str, torch.Tensor]:
+    """Return `group` random replies to each of `count` random prompts."""
     generator = torch.Generator().manual_seed(0)
-    half = tokens // 2
-    prompts = torch.randint(3, vocab, (count, 2 * half), generator=generator).repeat_interleave(GROUP, dim=0)
-    replies = torch.randint(3, vocab, (len(prompts), half), generator=generator)
+    prompts = torch.randint(3, vocab, (count, PROMPT), generator=generator).repeat_interleave(group, dim=0)
+    replies = torch.randint(3, vocab, (len(prompts), REPLY), generator=generator)
     ids = torch.cat([prompts, replies], dim=1)
     return {
         "input_ids": ids,
@@ -106,6 +113,19 @@ def bare_update(
     model: Any, optimizer: torch.optim.AdamW, rows: dict[str, torch.Tensor], micro_batches: int
 ) -> None:
     """Make one plain update: padded micro-batches, log-softmax, clipped loss, AdamW."""
+    plain_loss(model, rows, micro_batches)
+    step(model, optimizer)
+
+
+def step(model: Any, optimizer: torch.optim.AdamW) -> None:
+    """Clip the gradient and step."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def plain_loss(model: Any, rows: dict[str, torch.Tensor], micro_batches: int) -> None:
+    """Add the gradient of the clipped loss, of padded micro-batches."""
     count, total = len(rows["input_ids"]), rows["response_mask"].sum()
     half = rows["responses"].shape[1]
     for index in torch.arange(count).chunk(micro_batches):
@@ -117,9 +137,6 @@ def bare_update(
         ratio = torch.exp((log_probs - part["old_log_probs"]).clamp(-20, 20))
         losses = torch.maximum(-part["advantages"] * ratio, -part["advantages"] * ratio.clamp(0.8, 1.2))
         ((losses * part["response_mask"]).sum() / float(total)).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def fastest(rounds: int, *runs: Callable[[], object]) -> list[float]:
@@ -145,6 +162,75 @@ def build(args: argparse.Namespace) -> tuple[Any, FSDPEngine]:
         bare.save_pretrained(folder)
         model = ModelConfig(path=folder, enable_gradient_checkpointing=args.gradient_checkpointing)
         return bare, FSDPEngine(model, FSDPConfig(), OptimConfig(), init_mesh(args.device, 0, 1))
+
+
+def transposed(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return every key of mappings with its values."""
+    return [(key, [result[key] for result in results]) for key in results[0]]
+
+
+def group_savings(
+    args: argparse.Namespace, group: int, budget: int, update: Callable[..., None], bare: Any
+) -> dict[str, Any]:
+    """Return what is saved on groups of `group` replies: shares of tokens and of seconds, and those of the
+    package `prefix_grouper` beside them, which is run on a CPU alone.
+    """
+    rows = make_groups(max(1, args.rows // group), group, args.vocab)
+    run_share = count_run(token_rows(rows)) / int(rows["attention_mask"].sum())
+    engine = [partial(update, rows, budget, False), partial(update, rows, budget, True)]
+    packages: list[Callable[[], object]] = []
+    if args.device == "cpu":
+        single = -(-len(rows["input_ids"]) * (PROMPT + REPLY) // budget)
+        joined = -(-len(rows["input_ids"]) // group * (PROMPT + group * REPLY) // budget)
+        packages = package_updates(bare, rows, group, single, joined)
+    seconds = fastest(args.rounds, *engine, *packages)
+    result: dict[str, Any] = {
+        "tokens_saved": round(1 - run_share, 3),
+        "time_saved": round(1 - seconds[1] / seconds[0], 3),
+        "prefix_grouper_time_saved": None,
+        "over_prefix_grouper": None,
+    }
+    if packages:
+        result["prefix_grouper_time_saved"] = round(1 - seconds[3] / seconds[2], 3)
+        result["over_prefix_grouper"] = round(seconds[1] / seconds[3], 3)
+    return result
+
+
+def package_updates(
+    bare: Any, rows: dict[str, torch.Tensor], group: int, single: int, joined: int
+) -> list[Callable[[], object]]:
+    """Return an update of the plain loop, in `single` micro-batches, and one with `prefix_grouper`, in
+    `joined`, each of a copy of the model; raise ValueError if their gradients differ.
+    """
+    from benchmarks.shared.prefix_peer import (
+        PrefixGrouperUpdate,  # a package that is installed when asked for
+    )
+
+    plain = deepcopy(bare)
+    package = PrefixGrouperUpdate(deepcopy(bare), group)
+    package.backward(rows, joined)
+    plain_loss(plain, rows, single)
+    for (name, expected), parameter in zip(plain.named_parameters(), package.model.parameters(), strict=True):
+        assert expected.grad is not None and parameter.grad is not None
+        distance = (expected.grad - parameter.grad).abs().max() / expected.grad.abs().max()
+        if distance > MOST_DISTANCE:
+            raise ValueError(
+                f"prefix_grouper: the gradient of {name} is off by {distance:.1e} of its largest"
+            )
+    steps = [
+        partial(step, model, torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True))
+        for model in (plain, package.model)
+    ]
+
+    def plain_update() -> None:
+        plain_loss(plain, rows, single)
+        steps[0]()
+
+    def package_update() -> None:
+        package.backward(rows, joined)
+        steps[1]()
+
+    return [plain_update, package_update]
 
 
 def main() -> None:
@@ -190,11 +276,6 @@ def main() -> None:
             make_conversations(max(1, args.rows // TURNS), args.tokens, args.vocab),
             runs * args.tokens * TURNS,
         ),
-        (
-            "group",
-            make_groups(max(1, args.rows // GROUP), args.tokens, args.vocab),
-            runs * args.tokens * 2,
-        ),
         ("unshared", make_rows(args.rows, args.tokens, args.vocab, False), runs * args.tokens * 2),
     ):
         single, shared = fastest(
@@ -205,10 +286,10 @@ def main() -> None:
             f"{name}_shared_s": round(shared, 4),
             f"{name}_ratio": round(shared / single, 3),
         }
-        if name == "group":
-            paths = token_rows(rows)
-            result["group_tokens"] = round(count_run(paths) / int(rows["attention_mask"].sum()), 3)
-    print(json.dumps(result))
+    budget = runs * (PROMPT + REPLY)
+    saved = [group_savings(args, group, budget, update, bare) for group in GROUPS]
+    of_groups = {key: dict(zip(map(str, GROUPS), values, strict=True)) for key, values in transposed(saved)}
+    print(json.dumps(result | of_groups))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.shared.peers import installed
 from benchmarks.shared.short import parse_args
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,10 +116,7 @@ def ours(root: Path, folder: Path, keys: list[str]) -> Measured:
 
 def peer(model: Path, train: Path, folder: Path, size: Size) -> Measured:
     """Run TRL's trainer, installed into `.cache/peers` if it is not there."""
-    library = ROOT / ".cache" / "peers" / TRL
-    if not library.is_dir():
-        install = ["-m", "pip", "install", "-q", "--no-deps", "--target", str(library), TRL]
-        subprocess.run([sys.executable, *install], check=True)
+    library = installed(TRL)
     result = folder.with_suffix(".json")
     arguments = json.dumps([str(model), str(train), str(result), astuple(size)])
     command = [sys.executable, str(Path(__file__).resolve()), "--peer", arguments]

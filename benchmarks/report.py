@@ -8,8 +8,9 @@ a process of its own.
 
 The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
 `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
-`open_ms`, until the list of episodes is filtered and an episode is painted; `heap_mb`, heap of the
-page after that; each the median of the rounds. They are null without Chromium (`apt-get install
+`open_ms`, until the filtered list of episodes and an opened episode are laid out in the document
+(painting waits for the next frame of the screen, up to 17 ms, whatever the page does); `heap_mb`, heap
+of the page after that; each the median of the rounds. They are null without Chromium (`apt-get install
 chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
 written, in a short run with a tiny model.
 """

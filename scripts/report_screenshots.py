@@ -6,11 +6,14 @@ python scripts/report_screenshots.py RUN [RUN...] [--out docs/report]
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.shared.browser import Browser, chromium
 from verl.report.index import read_report

@@ -23,9 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent_system.errors import AgentSystemError
-from agent_system.launch.checks import build_datasets, check_team, prompt_measures, start_sandbox
+from agent_system.launch.checks import build_datasets, prompt_measures, start_sandbox
 from agent_system.launch.collector import build_collector, build_reward_model, check_endpoints
 from agent_system.launch.env_workers import env_workers
+from agent_system.launch.first_checks import check_team
 from agent_system.record import EpisodeRecord
 from agent_system.replay.arms import (
     ArmPlayer,
@@ -62,7 +63,7 @@ from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.console import print_table
-from verl.utils.dataset import RLHFDataset, TaskLoader
+from verl.utils.dataset import RLHFDataset, TaskLoader, build_loader
 from verl.utils.disk import writing
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
 
 def _loader(saved: SavedRun, data: DataConfig, train: RLHFDataset) -> TaskLoader:
     """Return the loader of the training tasks, at its place after the checkpoint."""
-    loader = TaskLoader(train, data.train_batch_size, seed=data.seed, shuffle=data.shuffle)
+    loader = build_loader(train, data)
     loader.load_state_dict(torch.load(saved.folder / LOADER_FILE, weights_only=True))
     return loader
 

@@ -15,8 +15,9 @@ from agent_system.agent import BaseAgent
 from agent_system.errors import AgentSystemError
 from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
 from agent_system.launch.env_workers import check_cpus
+from agent_system.launch.first_checks import check_team
 from agent_system.options import build_options
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
+from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector
@@ -46,7 +47,8 @@ from verl.trainer.ppo.controller import ControllerError, resolve_device
 from verl.trainer.ppo.critic import critic_signature
 from verl.trainer.ppo.group_calls import TeamError
 from verl.utils.checkpoint import CheckpointError
-from verl.utils.dataset import DatasetError, PromptMeasure, RLHFDataset, TaskLoader
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset import PromptMeasure, RLHFDataset, build_loader
 from verl.utils.dataset.files import Row
 from verl.utils.disk import DiskError
 from verl.utils.tracking import check_backends
@@ -60,36 +62,6 @@ USER_ERRORS = (
     ModelPathError,
     NoSamplesError, TeamError, TimeoutError, TooManyFailuresError, WorkerDiedError,
 )  # fmt: skip
-
-
-def check_team(config: RunConfig) -> None:
-    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`,
-    for the workers.
-
-    Raises AgentSystemError listing the registered names.
-    """
-    config.agent.plugins = load_plugins(config.agent.plugins)
-    orchestra = OrchestraRegistry.get(config.agent.orchestra_type, env=config.env.env_name)
-    for agent_id in (*config.agent.agent_ids, *orchestra.agents):
-        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
-    missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
-    if missing:
-        raise AgentSystemError(
-            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which "
-            f"agent.agent_ids={config.agent.agent_ids} lacks"
-        )
-    env = EnvRegistry.get(config.env.env_name)
-    if config.rollout.sampling == "tree":
-        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
-
-        check_tree_env(env, config.reward)
-    unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
-    if unknown:
-        raise AgentSystemError(
-            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is "
-            f"'{config.agent.orchestra_type}', whose options are "
-            f"agent.orchestra.{config.agent.orchestra_type}.<option>"
-        )
 
 
 def start_sandbox(config: RunConfig) -> None:
@@ -287,9 +259,7 @@ def check_run(config: RunConfig) -> CheckedRun:
             from agent_system.reward.trial import try_function  # no other run needs it
 
             try_function(config.reward, train[0])
-        loader = TaskLoader(
-            train, config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
-        )
+        loader = build_loader(train, config.data)
         warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))

@@ -18,9 +18,9 @@ COMMANDS = {
         "evaluate the last checkpoint of an experiment: key=value ...",
     ),
     "check": (
-        "verl.trainer.plan.check_keys",
+        "agent_system.launch.first_checks",
         (),
-        "whether keys exist and their values are right, in a second: key=value ...",
+        "whether keys, values, names and data files are right, in a second: key=value ...",
     ),
     "check-model": (
         "agent_system.launch.check_model",

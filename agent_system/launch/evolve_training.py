@@ -20,7 +20,7 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.edits import Value, agents_of, normal, parts_agent, walk
-from agent_system.launch.checks import check_team
+from agent_system.launch.first_checks import check_team
 from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
 from verl.trainer.config import RunConfig

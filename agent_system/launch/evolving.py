@@ -30,7 +30,7 @@ from agent_system.evolve.replay import ReplayClient, ReplayMemory
 from agent_system.evolve.report import write_report
 from agent_system.evolve.search import AskModel, SearchInputs, TeamSearch
 from agent_system.evolve.settings import EvolveConfig, EvolveSettings
-from agent_system.launch.checks import USER_ERRORS, build_datasets, check_team, prompt_measures, start_sandbox
+from agent_system.launch.checks import USER_ERRORS, build_datasets, prompt_measures, start_sandbox
 from agent_system.launch.collector import (
     agent_bindings,
     build_reward_model,
@@ -39,6 +39,7 @@ from agent_system.launch.collector import (
 )
 from agent_system.launch.env_workers import env_workers
 from agent_system.launch.evolve_training import GenerationTraining, adapter_hash
+from agent_system.launch.first_checks import check_team
 from agent_system.launch.train import log_to_terminal
 from agent_system.memory import SimpleMemory
 from agent_system.options import build_options

@@ -207,21 +207,19 @@ def reliability(measured: Measured, places: np.ndarray) -> float:
 
 
 def _agreement(measured: Measured, places: np.ndarray, values: np.ndarray, seed: int) -> dict[str, Any]:
-    """Return the rank correlation of advantages with `d`, and that of shuffled advantages."""
-    target = ranks(measured.target[places].round(DIGITS))
+    """Return the rank correlation of advantages with `d`, and that of shuffled advantages.
+
+    Ranks are those within an agent's turn: advantages that one agent's rewards lift above another's say
+    nothing about replies, and `d` is 0 in the mean for every agent.
+    """
+    strata = _strata([measured.outcomes[i].decision for i in places])
+    target = _ranks_within(measured.target[places].round(DIGITS), strata)
     trust = reliability(measured, places)
-    ranked = ranks(values.round(DIGITS))
+    ranked = _ranks_within(values.round(DIGITS), strata)
     correlation = _correlation(ranked[None], target)[0]
-    # shuffled within agent and turn; turns with few decisions of an agent together
-    decisions = [measured.outcomes[i].decision for i in places]
-    counts = Counter(decision.stratum for decision in decisions)
-    strata = defaultdict(list)
-    for i, decision in enumerate(decisions):
-        agent, turn = decision.stratum
-        strata[agent, turn if counts[decision.stratum] >= FEW else None].append(i)
     shuffled = np.tile(ranked, (RESAMPLES, 1))
     random = np.random.default_rng(seed)
-    for members in strata.values():
+    for members in strata:
         shuffled[:, members] = random.permuted(shuffled[:, members], axis=1)
     by_chance = _correlation(shuffled, target)
     defined = math.isfinite(correlation)
@@ -238,6 +236,26 @@ def _agreement(measured: Measured, places: np.ndarray, values: np.ndarray, seed:
         "zero_advantages": float(np.mean(np.abs(values) <= ZERO)) if len(values) else None,
         "verdict": verdict,
     }
+
+
+def _strata(decisions: Sequence[Decision]) -> list[list[int]]:
+    """Return the places of the decisions of each agent and turn; turns with few of an agent together."""
+    counts = Counter(decision.stratum for decision in decisions)
+    strata = defaultdict(list)
+    for i, decision in enumerate(decisions):
+        agent, turn = decision.stratum
+        strata[agent, turn if counts[decision.stratum] >= FEW else None].append(i)
+    return list(strata.values())
+
+
+def _ranks_within(values: np.ndarray, strata: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return ranks of values `[n]` within their strata, as shares of the stratum around its middle: -0.5 to
+    0.5.
+    """
+    relative = np.zeros(len(values))
+    for members in strata:
+        relative[members] = (ranks(values[members]) - (len(members) + 1) / 2) / len(members)
+    return relative
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -123,12 +123,13 @@ def _pack(
 
 def _columns(rows: Sequence[tuple[EpisodeRecord, Sample]]) -> dict[str, np.ndarray]:
     columns: dict[str, list[Any]] = {name: [getattr(e, name) for e, _ in rows] for name in EPISODE_COLUMNS}
-    columns |= {name: [attrgetter(path)(s) for _, s in rows] for name, path in SAMPLE_COLUMNS.items()}
-    columns["mean_version"] = [s.mean_version for _, s in rows]
+    samples = [s for _, s in rows]
+    columns |= {name: list(map(attrgetter(path), samples)) for name, path in SAMPLE_COLUMNS.items()}
+    columns["mean_version"] = [s.mean_version for s in samples]
     for name in ("version", "oldest_version"):
-        columns[name] = [getattr(s.generation, name) for _, s in rows]
-    columns["response_clipped"] = [s.generation.stop_reason == "length" for _, s in rows]
-    columns["prompt_clipped"] = [s.request.dropped_context > 0 for _, s in rows]
+        columns[name] = [getattr(s.generation, name) for s in samples]
+    columns["response_clipped"] = [s.generation.stop_reason == "length" for s in samples]
+    columns["prompt_clipped"] = [s.request.dropped_context > 0 for s in samples]
     return {name: _objects(values) for name, values in columns.items()}
 
 

@@ -83,12 +83,20 @@ def critical_tokens(episode: EpisodeRecord) -> int:
     calls: dict[tuple[int, int], list[Sample]] = defaultdict(list)
     for sample in episode.committed:
         calls[sample.identity.whole_call].append(sample)
+    spans = sorted(
+        (
+            max(s.identity.order for s in rounds),
+            min(s.identity.prior_replies for s in rounds),
+            _tokens(rounds),
+        )
+        for rounds in calls.values()
+    )
     ends: list[int] = []  # orders of replies
     longest = [0]  # chains among the first replies, by their number
-    for rounds in sorted(calls.values(), key=lambda rounds: max(s.identity.order for s in rounds)):
-        before = longest[bisect_left(ends, min(s.identity.prior_replies for s in rounds))]
-        ends.append(max(s.identity.order for s in rounds))
-        longest.append(max(longest[-1], before + _tokens(rounds)))
+    for end, replies_read, tokens in spans:
+        before = longest[bisect_left(ends, replies_read)]
+        ends.append(end)
+        longest.append(max(longest[-1], before + tokens))
     return longest[-1]
 
 

@@ -246,10 +246,10 @@ class PromptBuilder:
         return self._tokenize(self.agent.messages(filled))
 
     def _tokenize(self, messages: list[Message]) -> Prompt:
-        messages = self._special.removed(messages)
         key = self._key(messages)
         prompt = None if key is None else self._cache.get(key)
         if prompt is None:
+            messages = self._special.removed(messages)
             text = self._template(messages)
             prompt = Prompt(text, self._encoder.encode(text), messages=tuple(messages))
             if key is not None:

@@ -51,18 +51,19 @@ class Workload:
     Attributes:
         wait_s, wait_sigma: median in seconds, 0 for no waits, and sigma.
         tokens, tokens_sigma: median length, and sigma.
+        task_sigma: sigma of a factor of the length that all replies to a task have in common.
     """
 
     wait_s: float = 0.0
     wait_sigma: float = 0.0
     tokens: float = 24.0
     tokens_sigma: float = 0.0
+    task_sigma: float = 0.0
 
-    def length(self, seed: int, longest: int) -> int:
-        """Return the length of the reply to the request with this seed, in 1..`longest`."""
-        return min(
-            max(round(random.Random(seed).lognormvariate(log(self.tokens), self.tokens_sigma)), 1), longest
-        )
+    def length(self, seed: int, longest: int, task: str = "") -> int:
+        """Return the length of the reply to the request with this seed for a task, in 1..`longest`."""
+        median = log(self.tokens) + random.Random(task).gauss(0.0, self.task_sigma)
+        return min(max(round(random.Random(seed).lognormvariate(median, self.tokens_sigma)), 1), longest)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,9 @@ def train_forced(overrides: list[str], workload: Workload, run_dir: Path) -> Non
         request_id: str,
         priority: int = 0,
     ) -> Sequence[Generation]:
-        tokens = workload.length(seed, sampling.max_tokens)
+        # step/task/number#episode, and the name of a task may have a slash
+        task = request_id.partition("/")[2].rpartition("#")[0].rpartition("/")[0]
+        tokens = workload.length(seed, sampling.max_tokens, task)
         REPLIES.get().append((request_id.rpartition("#")[0], tokens))
         cut = replace(sampling, max_tokens=tokens, stop_token_ids=())
         return await sample(self, prompt, cut, n, seed, request_id, priority)

@@ -269,11 +269,11 @@ class Browser:
         return float(self.evaluate("performance.getEntriesByName('report:painted')[0].startTime"))
 
     def filter_ms(self, text: str) -> float:
-        """Filter the list of episodes by a text; return the milliseconds until it is drawn."""
+        """Filter the list of episodes by a text; return the milliseconds until it is laid out."""
         return float(self.evaluate(f"report.bench.filter({json.dumps(text)})"))
 
     def open_ms(self, episode: int) -> float:
-        """Open an episode; return the milliseconds until its dialogue is drawn."""
+        """Open an episode; return the milliseconds until its dialogue is laid out."""
         return float(self.evaluate(f"report.bench.open({episode})"))
 
 

@@ -27,7 +27,7 @@ from recipe.runs import ROOT, Lines, Row, make_parser, measure_all, train_embedd
 from verl.report.alarms import AlarmWatch
 
 HERE = Path(__file__).parent
-FAULTS = ("none", "learning_rate", "pays_for_length", "always_yes")
+FAULTS = ("none", "learning_rate", "pays_for_length", "pays_little_for_length", "always_yes")
 MEAN_STEPS = 5
 
 

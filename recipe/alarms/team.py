@@ -35,6 +35,12 @@ def paid_for_length(episode: Any, call: Any) -> Mapping[str, float]:
     return {"length": 0.5 * call.text.count(FILLER.strip())}
 
 
+def paid_little_for_length(episode: Any, call: Any) -> Mapping[str, float]:
+    """A faulty reward: a tenth for every filler."""
+    del episode
+    return {"length": 0.1 * call.text.count(FILLER.strip())}
+
+
 def paid_for_yes(episode: Any, call: Any) -> Mapping[str, float]:
     """A faulty reward: 1 for every approval."""
     del episode

@@ -73,7 +73,22 @@ def test_policy_update(forked_python: str, device: str) -> None:
     assert result["equal_ratio"] > 0
     assert result["mixed_ratio"] > 0
     assert result["conversation_ratio"] < 1
-    assert result["group_tokens"] < 0.5 and result["group_ratio"] > 0
+    groups = [str(k) for k in (4, 8, 16)]
+    assert result["tokens_saved"]["8"] > 0.5
+    for key in ("tokens_saved", "time_saved", "prefix_grouper_time_saved", "over_prefix_grouper"):
+        assert list(result[key]) == groups
+    measured = result["over_prefix_grouper"].values()
+    assert all(ratio is None if device == "cuda" else ratio > 0 for ratio in measured)
+
+
+def test_tail_measures_both_workloads_in_both_orders(forked_python: str) -> None:
+    sizes = {"--window": 2, "--tasks": 2, "--group": 2, "--epochs": 1, "--rounds": 1, "--tokens": 64}
+    words = [str(word) for pair in (sizes | {"--hidden": 32}).items() for word in pair]
+    result, _ = run("tail.py", *words, python=forked_python)
+    ratios = ["speedup", "speedup_random", "decode", "decode_random"]
+    assert list(result) == [*ratios, "update_share", "spread"]
+    assert list(result["spread"]) == ratios and min(result[name] for name in ratios) > 0
+    assert 0 < result["update_share"] < 1
 
 
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:

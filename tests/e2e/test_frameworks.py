@@ -39,6 +39,7 @@ from tests.house.source import ROOT
 from verl.trainer.serving import Engines
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.sampling import Sampled
+from verl.workers.rollout.waiting import PendingReply
 
 from .test_gateway import calls
 
@@ -208,11 +209,11 @@ def force(
 
     Greedy replies are those of a model that has not learned it: "4".
     """
-    admit, sampled = HFEngine._admit, list[tuple[list[int], list[int]]]()
+    start, sampled = HFEngine._start, list[tuple[list[int], list[int]]]()
 
-    def admitted(engine: HFEngine, admission: Any) -> None:
-        admit(engine, admission)
-        for *_, slot, reply in admission.batch:
+    def started(engine: HFEngine, replies: Sequence[tuple[int, PendingReply]]) -> None:
+        start(engine, replies)
+        for slot, reply in replies:
             request = reply.ticket.request
             text = (
                 script(tokenizer.decode(request.prompt_ids), request) if request.sampling.temperature else "4"
@@ -228,7 +229,7 @@ def force(
         )
         return Sampled(tokens, log_probs, log_probs.isfinite())
 
-    patch.setattr(HFEngine, "_admit", admitted)
+    patch.setattr(HFEngine, "_start", started)
     patch.setattr("verl.workers.rollout.slots.sample", sample)
     return sampled
 

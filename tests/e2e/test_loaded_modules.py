@@ -16,9 +16,8 @@ pytestmark = pytest.mark.spread
 
 TRAIN = f"""
 import json, sys
-from agent_system.registry import load_plugins
-from verl.trainer.plan.checks import check_command_line
-check_command_line(sys.argv[1:], load_plugins)
+from agent_system.launch.first_checks import first_checks
+first_checks(sys.argv[1:])
 from agent_system.launch.train import cli
 cli()
 print(json.dumps([name for name in sys.modules if name.split(".")[0] in {PACKAGES!r}]))

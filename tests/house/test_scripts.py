@@ -248,3 +248,22 @@ def test_setup_refuses_the_environment_of_another_checkout(tmp_path: Path) -> No
     done = set_up(here)
     assert done.returncode == 1 and ".venv is a link to" in done.stderr
     assert log.read_text() == ""
+
+
+WITH_OPTIONS = [
+    path for path in sorted((ROOT / "scripts").glob("*.py")) if "ArgumentParser" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", WITH_OPTIONS, ids=lambda path: path.name)
+def test_every_script_starts_outside_the_checkout(path: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    started = subprocess.run(
+        [sys.executable, str(path), "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+        timeout=120,
+    )
+    assert (started.returncode, started.stdout[:6]) == (0, "usage:"), started.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_system.launch.checks import check_team
+from agent_system.launch.first_checks import check_team
 from recipe.at_grpo.measure import (
     COLOURS,
     DEFAULT_MAPS,

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -38,17 +38,23 @@ from verl.utils.timer import Timer
 FOLDER = Path(__file__).parents[2] / "verl" / "report" / "page"
 # Those without elements, in the order of the page.
 SCRIPTS = [FOLDER / "core.js", *sorted(FOLDER.glob("credit*.js"))]
+# Answers every line, a list of runs, by a line; nothing of an earlier line is left in its context.
 RUNNER = """
 const fs = require("fs");
-const scripts = process.argv.slice(1).map((path) => fs.readFileSync(path, "utf8"));
-require("vm").runInThisContext(scripts.join("\\n"));
-const results = JSON.parse(fs.readFileSync(0, "utf8")).map((run) => {
+const vm = require("vm");
+const texts = process.argv.slice(1).map((path) => fs.readFileSync(path, "utf8"));
+const scripts = new vm.Script(texts.join("\\n"));
+const results = new vm.Script(`JSON.stringify(JSON.parse(line).map((run) => {
   const rows = report.stepRows(run, run.steps[0]);
   const path = report.creditPath(run, rows, run.config);
   const keys = rows.map((row) => [row.traj_uid, row.turn, row.call, row.candidate].join("/"));
   return { path, keys, checks: report.creditChecks(run, rows, path) };
+}))`);
+require("readline").createInterface({ input: process.stdin }).on("line", (line) => {
+  const context = vm.createContext({ console, line });
+  scripts.runInContext(context);
+  console.log(results.runInContext(context));
 });
-console.log(JSON.stringify(results));
 """
 AGENTS = ("Solver Agent", "verifier", "writer")
 SEEDS = 6
@@ -325,13 +331,47 @@ def make_case(
     return Case(batch, read_report([folder]).runs[0], config, ["/".join(map(str, key)) for key in columns])
 
 
+class Node:
+    """A process of node for all tests; a new one after an error."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def answer(self, line: str) -> str:
+        """The line that `RUNNER` writes for a line."""
+        if self.process is None:
+            # optimized code is of one context: to make it for each takes longer than these runs
+            command = ["node", "--no-opt", "-e", RUNNER, *map(str, SCRIPTS)]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        if answer := process.stdout.readline():
+            return answer
+        self.process = None
+        process.wait(60)
+        raise AssertionError(process.stderr.read())
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.communicate(timeout=60)
+            assert self.process.returncode == 0
+
+
+NODE = Node()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _node_ends() -> Iterator[None]:
+    yield
+    NODE.close()
+
+
 def run_script(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """The results of each case: `path` and `keys` of every call of the step, and `checks`."""
-    command = ["node", "-e", RUNNER, *map(str, SCRIPTS)]
-    runs = json.dumps([case.run for case in cases])
-    done = subprocess.run(command, input=runs, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    results: list[dict[str, Any]] = json.loads(done.stdout)
+    results: list[dict[str, Any]] = json.loads(NODE.answer(json.dumps([case.run for case in cases])))
     return results
 
 

@@ -435,7 +435,7 @@ def vocabulary_for(source: str) -> Any:
         tokenizer = vocabulary(name)
         known = {*special_tokens(tokenizer), *tokenizer.get_added_vocab()}
         if len(names) > 2 and names <= known:
-            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer = copy.copy(tokenizer)
             tokenizer.chat_template = source
             return tokenizer
     return byte_tokenizer(source)

@@ -11,9 +11,10 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agent_system.testing import make_tokenizer
@@ -34,14 +35,19 @@ _TOKENS = re.compile(
 )
 
 
-def templates(packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp", "ollama")) -> dict[str, str]:
+@cache
+def templates(
+    packages: tuple[str, ...] = ("trl", "xinference", "llama.cpp", "ollama"),
+) -> Mapping[str, str]:
     """Return the text of every different template, by package and name."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
+    texts: set[str] = set()
     for package in packages:
         for name, text in _READERS[package]():
-            if text.strip() not in {other.strip() for other in found.values()}:
-                found[f"{package}/{name}"] = text
-    return found
+            if text.strip() not in texts:
+                by_name[f"{package}/{name}"] = text
+                texts.add(text.strip())
+    return MappingProxyType(by_name)
 
 
 def named_tokens(template: str) -> set[str]:

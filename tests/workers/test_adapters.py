@@ -117,6 +117,46 @@ def test_each_adapter_has_its_own_learning_rate_clip_and_schedule(tiny_model_dir
     assert [adapter.steps for adapter in policy.engine.adapters.values()] == [2, 0, 2]
 
 
+def test_one_call_for_several_adapters_is_one_call_for_each(tiny_model_dir: Path) -> None:
+    """Log-probs under each adapter and under the base, and updates, at different temperatures."""
+    (together, _), (single, _) = make_workers(tiny_model_dir), make_workers(tiny_model_dir)
+    names = ("loose", "wide", "narrow")
+    metas = [
+        {"adapter": name, "temperature": temperature, "num_mini_batches": count}
+        for name, temperature, count in zip(names, (0.8, 1.0, 1.3), (1, 2, 3), strict=True)
+    ]
+    rows, index = make_rows(12), torch.tensor([0, 1, 2, 0, 1, 2, 2, 2, 1, 0, 1, 2])
+
+    def joint() -> DataProto:
+        return DataProto.from_dict(tensors=rows | {"adapter_index": index}, meta_info={"adapters": metas})
+
+    def alone(number: int) -> DataProto:
+        own = {key: value[index == number] for key, value in rows.items()}
+        return DataProto.from_dict(tensors=own, meta_info=metas[number])
+
+    for _ in range(2):
+        found = together.update_actor(joint()).meta_info["metrics"]
+        scores, reference = together.compute_log_prob(joint()), together.compute_ref_log_prob(joint())
+        assert list(found) == list(names)
+        for number, name in enumerate(names):
+            expected = single.update_actor(alone(number)).meta_info["metrics"]
+            same = [key for key in expected if not key.startswith("perf/") and "shared" not in key]
+            assert {key: found[name][key] for key in same} == pytest.approx(
+                {key: expected[key] for key in same}, rel=1e-4, abs=1e-5
+            )
+            own = single.compute_log_prob(alone(number)).batch
+            for key in ("old_log_probs", "entropys"):
+                assert (scores.batch[key][index == number] - own[key]).abs().max() < 1e-4
+            base = single.compute_ref_log_prob(alone(number)).batch["ref_log_prob"]
+            assert (reference.batch["ref_log_prob"][index == number] - base).abs().max() < 1e-5
+    assert [adapter.steps for adapter in together.engine.adapters.values()] == [4, 6, 2]
+    together.engine.mixes_adapters = False
+    assert (
+        together.compute_log_prob(joint()).batch["entropys"] - scores.batch["entropys"]
+    ).abs().max() < 1e-5
+    assert list(together.update_actor(joint()).meta_info["metrics"]) == list(names)
+
+
 def test_only_the_adapter_travels(tiny_model_dir: Path) -> None:
     policy, _ = make_workers(tiny_model_dir)
     bucket = policy.next_weights(True, "narrow")

@@ -240,7 +240,6 @@ VERL_KEYS: tuple[VerlKey, ...] = (
              take=nothing()),
     *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.calculate_log_probs", take=nothing()),
     *_absent("the sampler's log-probs are always kept", f"{ROLLOUT}.logprobs_mode", take=nothing("processed_logprobs")),
-    *_absent("vLLM always caches prefixes", f"{ROLLOUT}.enable_prefix_caching", take=no_effect(silent=("true",))),
     *_absent("vLLM chooses its kernels", f"{ROLLOUT}.engine_kwargs.*.attention_backend", f"{ROLLOUT}.engine_kwargs.vllm.compilation_config",
              take=no_effect()),
     *_absent("of waiting requests, those of a validation are served first, others as they come", f"{ROLLOUT}.scheduling_policy",

@@ -305,7 +305,12 @@ def add_adapters(model: Any, specs: Mapping[str, LoraSpec], base: str | None, se
             for key, value in weights[name].items():
                 parameters[key].copy_(value)
     model.peft_config = {KEY_PREFIX + name: config for name, config in configs.items()}
-    select_adapter(model, None)
+    layers = adapter_layers(model)
+    for layer in layers:
+        for part in PARTS:
+            # Adding an adapter made those before it inactive, and PEFT then trains them no more.
+            getattr(layer, part).requires_grad_(True)
+    activate(layers, None)
     return model
 
 
@@ -329,21 +334,28 @@ def _inject(
         setattr(model, child, module)
 
 
-def select_adapter(model: torch.nn.Module, name: str | None) -> None:
-    """Activate one adapter and deactivate the others, or deactivate all.
-
-    All adapters keep requiring gradients, because FSDP reads `requires_grad` only once, before the
-    first forward pass.
-    """
+def adapter_layers(model: torch.nn.Module) -> list[Any]:
+    """Return PEFT's layers of a model with adapters, in its order."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.enable_adapters(name is not None)
-            if name is not None:
-                module.set_adapter(KEY_PREFIX + name)
-            for part in PARTS:
-                getattr(module, part).requires_grad_(True)
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def select_adapter(model: torch.nn.Module, name: str | None) -> None:
+    """Activate one adapter and deactivate the others, or deactivate all."""
+    activate(adapter_layers(model), name)
+
+
+def activate(layers: Iterable[Any], name: str | None) -> None:
+    """As `select_adapter`, for the result of `adapter_layers`, which a switch need not search for.
+
+    PEFT's own methods would also walk all parameters to set `requires_grad`. All adapters keep
+    requiring gradients, because FSDP reads that only once, before the first forward pass.
+    """
+    for layer in layers:
+        layer._disable_adapters = name is None
+        if name is not None:
+            layer._active_adapter = [KEY_PREFIX + name]
 
 
 def adapter_parameters(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:

@@ -92,7 +92,8 @@ def _take_labels(small: Any, config: Any) -> None:
     another one of the same structure.
     """
     for name in ("_name_or_path", *NOT_STRUCTURE):
-        if hasattr(config, name):
+        # an older name of dtype, of which transformers warns whoever reads it
+        if name != "torch_dtype" and hasattr(config, name):
             setattr(small, name, getattr(config, name))
     for name in getattr(config, "sub_configs", ()):
         if getattr(small, name, None) is not None and getattr(config, name, None) is not None:

@@ -5,6 +5,7 @@ frozen reference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +14,19 @@ from verl.models.loader import resolve_dtype
 from verl.models.lora import lora_spec
 from verl.protocol import DataProto
 from verl.single_controller.dispatch import Dispatch, register
-from verl.trainer.config import ActorRolloutRefConfig
+from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, RefConfig, RolloutConfig
 from verl.utils.memory import give_back_freed_blocks, peak_memory
-from verl.workers.engine import AdapterPlan, FSDPEngine, UpdatePlan, update_policy
+from verl.workers.engine import (
+    AdapterPlan,
+    FSDPEngine,
+    MicroBatchRule,
+    PolicyRows,
+    UpdatePlan,
+    update_adapters,
+    update_policy,
+)
+from verl.workers.engine.fsdp_engine import select
+from verl.workers.engine.policy_update import part_temperatures
 from verl.workers.engine_worker import EngineWorker, rows_of
 from verl.workers.profiler import profiled
 from verl.workers.weight_change import WeightChange
@@ -27,13 +38,47 @@ BUCKETS = 3
 LARGE_MODEL = 50_000_000
 
 
+@dataclass(frozen=True)
+class _AdapterRows:
+    """The part of a batch that belongs to one adapter, or to the model itself.
+
+    Attributes:
+        adapter: its name; None for the model.
+        config: everything under `actor_rollout_ref`.
+        rows: of the part.
+        place: of the rows in the batch; None for all.
+        meta: what belongs to them.
+    """
+
+    adapter: str | None
+    config: ActorRolloutRefConfig
+    rows: Mapping[str, torch.Tensor]
+    place: torch.Tensor | None
+    meta: Mapping[str, Any]
+
+    @property
+    def plan(self) -> UpdatePlan:
+        """The arguments of an update."""
+        meta = self.meta
+        return UpdatePlan(
+            temperature=_temperature(meta),
+            num_mini_batches=int(meta.get("num_mini_batches", 1)),
+            on_policy=bool(meta.get("on_policy", False)),
+            rollout_correction=meta.get("rollout_correction"),
+            shuffle_seed=int(meta.get("shuffle_seed", 0)),
+            loss_scale_factor=meta.get("loss_scale_factor", self.config.rollout.response_length),
+            first_update=meta.get("first_update"),
+            agents=meta.get("agents", ()),
+        )
+
+
 class PolicyWorker(EngineWorker):
     """Scores and updates one policy, or several that are adapters on one base; every method is
     called on all ranks of the worker group.
 
-    With adapters every batch belongs to one of them, named by `meta_info["adapter"]`: the
-    controller calls one after the other, so that all ranks run them in the same order, whatever
-    rows they have.
+    With adapters a batch belongs to one of them, named by `meta_info["adapter"]`, or to several:
+    the rows with `adapter_index` i belong to the adapter of `meta_info["adapters"][i]`, which holds
+    what `meta_info` holds for one. All ranks run the same adapters, whatever rows they have.
 
     Args:
         config: everything under `actor_rollout_ref`; with adapters that of the base.
@@ -103,17 +148,30 @@ class PolicyWorker(EngineWorker):
                 self.config.model, actor.fsdp_config, None, mesh, share_prefixes=share
             )
 
-    def _adapter_of(self, data: DataProto) -> tuple[str | None, ActorRolloutRefConfig]:
+    def _adapter_of(self, meta: Mapping[str, Any]) -> tuple[str | None, ActorRolloutRefConfig]:
         """Return the adapter that a batch belongs to, None when the model itself is trained, and
         its config.
         """
-        name = data.meta_info.get("adapter")
+        name = meta.get("adapter")
         if name not in self._adapters if self._adapters else name is not None:
             expected = (
                 f"one of {sorted(self._adapters)}" if self._adapters else "none: the model itself is trained"
             )
             raise ValueError(f"the batch is for adapter {name!r}, expected {expected}")
         return name, self._adapters[name] if name is not None else self.config
+
+    def _parts_of(self, data: DataProto) -> list[_AdapterRows]:
+        """Return the parts of a batch: one for each adapter, or one for the model itself."""
+        rows = rows_of(data)
+        if "adapters" not in data.meta_info:
+            return [_AdapterRows(*self._adapter_of(data.meta_info), rows, None, data.meta_info)]
+        index = rows.pop("adapter_index")
+        parts = []
+        for number, of_one in enumerate(data.meta_info["adapters"]):
+            meta = {**data.meta_info, **of_one}
+            place = (index == number).nonzero().squeeze(1)
+            parts.append(_AdapterRows(*self._adapter_of(meta), select(rows, place), place, meta))
+        return parts
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
@@ -124,21 +182,34 @@ class PolicyWorker(EngineWorker):
         With `meta_info["sum_pi_squared"]` also `sum_pi_squared`: the sum over the vocabulary of the
         squared probabilities.
         """
-        adapter, config = self._adapter_of(data)
-        cfg = config.rollout
-        rule = self._rule(
-            cfg.log_prob_use_dynamic_bsz,
-            cfg.log_prob_max_token_len_per_gpu,
-            cfg.log_prob_micro_batch_size_per_gpu,
+        squares = bool(data.meta_info.get("sum_pi_squared", False))
+        parts = self._parts_of(data)
+        rule = _joint([self._log_prob_rule(part.config.rollout) for part in parts])
+        if len(parts) > 1 and rule is not None and self.engine.mixes_adapters:
+            temperature = part_temperatures([_temperature(part.meta) for part in parts], self.engine.device)
+            with self.engine.mixing([str(part.adapter) for part in parts]):
+                scores = [self.engine.score_all(_with_parts(data), temperature, rule, squares)]
+            places: list[torch.Tensor | None] = [None]
+        else:
+            scores = []
+            for part in parts:
+                with self.engine.using(part.adapter):
+                    part_rule = self._log_prob_rule(part.config.rollout)
+                    scores.append(
+                        self.engine.score_all(part.rows, _temperature(part.meta), part_rule, squares)
+                    )
+            places = [part.place for part in parts]
+        columns = {
+            "old_log_probs": [part.log_probs for part in scores],
+            "entropys": [part.entropy for part in scores],
+        }
+        if squares:
+            columns["sum_pi_squared"] = [
+                part.sum_pi_squared for part in scores if part.sum_pi_squared is not None
+            ]
+        return DataProto.from_dict(
+            tensors={name: _in_order(of_parts, places) for name, of_parts in columns.items()}
         )
-        with self.engine.using(adapter):
-            scores = self.engine.score_all(
-                rows_of(data), _temperature(data), rule, data.meta_info.get("sum_pi_squared", False)
-            )
-        tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
-        if scores.sum_pi_squared is not None:
-            tensors["sum_pi_squared"] = scores.sum_pi_squared
-        return DataProto.from_dict(tensors=tensors)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
@@ -148,50 +219,71 @@ class PolicyWorker(EngineWorker):
 
         Raises RuntimeError without a reference.
         """
-        adapter, config = self._adapter_of(data)
+        parts = self._parts_of(data)
         # outside `using` the engine scores the base
-        reference = self._reference if adapter is None else self.engine
+        reference = self._reference if parts[0].adapter is None else self.engine
         if reference is None:
             raise RuntimeError("this worker has no reference model; make it with use_reference=True")
-        cfg = config.ref
-        rule = self._rule(
-            cfg.log_prob_use_dynamic_bsz,
-            cfg.log_prob_max_token_len_per_gpu,
-            cfg.log_prob_micro_batch_size_per_gpu,
+        rule = _joint([self._log_prob_rule(part.config.ref) for part in parts])
+        if len(parts) > 1 and rule is not None:
+            temperature = part_temperatures([_temperature(part.meta) for part in parts], self.engine.device)
+            # Rows of one temperature share their beginnings, whatever adapter they belong to.
+            rows = rows_of(data) if isinstance(temperature, float) else _with_parts(data)
+            scores = reference.score_all(rows, temperature, rule).log_probs
+            return DataProto.from_dict(tensors={"ref_log_prob": scores})
+        of_parts = [
+            reference.score_all(
+                part.rows, _temperature(part.meta), self._log_prob_rule(part.config.ref)
+            ).log_probs
+            for part in parts
+        ]
+        return DataProto.from_dict(
+            tensors={"ref_log_prob": _in_order(of_parts, [part.place for part in parts])}
         )
-        scores = reference.score_all(rows_of(data), _temperature(data), rule)
-        return DataProto.from_dict(tensors={"ref_log_prob": scores.log_probs})
+
+    def _log_prob_rule(self, config: RolloutConfig | RefConfig) -> MicroBatchRule:
+        return self._rule(
+            config.log_prob_use_dynamic_bsz,
+            config.log_prob_max_token_len_per_gpu,
+            config.log_prob_micro_batch_size_per_gpu,
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
     def update_actor(self, data: DataProto) -> DataProto:
-        """Update the actor on this rank's rows; see `update_policy` for the columns.
+        """Update the actor on this rank's rows; see `PolicyRows` for the columns.
 
         `meta_info` holds `temperature` and optionally the other fields of `UpdatePlan`.
 
         Returns:
             a batch without rows; `meta_info["metrics"]` is over all ranks, except memory, which is
-            this rank's.
+            this rank's. For a batch of several adapters it is one mapping for each name.
         """
-        adapter, config = self._adapter_of(data)
-        cfg = config.actor
-        meta = data.meta_info
-        plan = UpdatePlan(
-            temperature=_temperature(data),
-            num_mini_batches=int(meta.get("num_mini_batches", 1)),
-            on_policy=bool(meta.get("on_policy", False)),
-            rollout_correction=meta.get("rollout_correction"),
-            shuffle_seed=int(meta.get("shuffle_seed", 0)),
-            loss_scale_factor=meta.get("loss_scale_factor", config.rollout.response_length),
-            first_update=meta.get("first_update"),
-            agents=meta.get("agents", ()),
+        parts = self._parts_of(data)
+        rules = [self._update_rule(part.config.actor) for part in parts]
+        rule = _joint(rules)
+        metrics: dict[str | None, dict[str, float]] = {}
+        if len(parts) > 1 and rule is not None and self.engine.mixes_adapters:
+            updates = {
+                str(part.adapter): PolicyRows(part.config.actor, part.rows, part.plan) for part in parts
+            }
+            metrics |= update_adapters(self.engine, updates, rule)
+        else:
+            for part, part_rule in zip(parts, rules, strict=True):
+                with self.engine.using(part.adapter):
+                    metrics[part.adapter] = update_policy(
+                        self.engine, part.config.actor, part.rows, part.plan, part_rule
+                    )
+        peak = peak_memory(self._device)
+        found = {name: of_one | peak for name, of_one in metrics.items()}
+        return DataProto(
+            meta_info={"metrics": found if "adapters" in data.meta_info else found[parts[0].adapter]}
         )
-        rule = self._rule(
-            cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu
+
+    def _update_rule(self, config: ActorConfig) -> MicroBatchRule:
+        return self._rule(
+            config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu
         )
-        with self.engine.using(adapter):
-            metrics = update_policy(self.engine, cfg, rows_of(data), plan, rule)
-        return DataProto(meta_info={"metrics": metrics | peak_memory(self._device)})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:
@@ -274,7 +366,34 @@ class PolicyWorker(EngineWorker):
             yield bucket
 
 
-def _temperature(data: DataProto) -> float:
-    if "temperature" not in data.meta_info:
+def _temperature(meta: Mapping[str, Any]) -> float:
+    if "temperature" not in meta:
         raise ValueError("meta_info has no 'temperature'; log-probs need the temperature of the sampler")
-    return float(data.meta_info["temperature"])
+    return float(meta["temperature"])
+
+
+def _with_parts(data: DataProto) -> dict[str, torch.Tensor]:
+    """Return the rows of a batch of several adapters, as an engine reads them."""
+    rows = rows_of(data)
+    return rows | {"part": rows["adapter_index"]}
+
+
+def _joint(rules: Sequence[MicroBatchRule]) -> MicroBatchRule | None:
+    """Return the rule of micro-batches that several adapters share: the lowest limit; None if some
+    limit tokens and others rows.
+    """
+    budgets = [rule.token_budget for rule in rules if rule.token_budget is not None]
+    if budgets and len(budgets) < len(rules):
+        return None
+    return replace(
+        rules[0], token_budget=min(budgets) if budgets else None, rows=min(rule.rows for rule in rules)
+    )
+
+
+def _in_order(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Return the rows of all parts, given their places in the batch; None for a part that is the
+    whole batch.
+    """
+    if places[0] is None:
+        return parts[0]
+    return torch.cat(list(parts))[torch.cat([place for place in places if place is not None]).argsort()]

@@ -140,19 +140,27 @@ async def test_advantages_that_know_what_mattered_agree_and_noise_does_not(
     audit = await audited(team_of(tokenizer, FirstCounts), TASKS, 4, AuditSize(240, 4, 2))
     keys = [outcome.decision.key for outcome in audit.outcomes]
     rewards = {e.traj_uid: e.team_reward for e in audit.episodes}
+    agent_of = {outcome.decision.key: outcome.decision.row.agent_id for outcome in audit.outcomes}
     noise = np.random.default_rng(3).normal(size=len(keys))
     advantages = {
         "reward": {key: rewards[key[0]] for key in keys},
         "noise": dict(zip(keys, noise, strict=True)),
         "nothing": dict.fromkeys(keys, 0.0),
+        # as of an estimator without a baseline for each agent
+        "lifted": {key: rewards[key[0]] + 10 * (agent_of[key] == SECOND) for key in keys},
     }
     rows = estimator_rows(audit.measured, advantages, dict.fromkeys(advantages, 7), "noise", 0)
     by_name = {(row["name"], row["agent"]): row for row in rows}
-    good, bad, none = (by_name[name, FIRST] for name in advantages)
+    good, bad, none, lifted = (by_name[name, FIRST] for name in advantages)
+    assert lifted["spearman"] == good["spearman"]
+    assert by_name["lifted", None] == by_name["reward", None] | {"name": "lifted", "used": False} | {
+        "zero_advantages": by_name["lifted", None]["zero_advantages"]
+    }
+    assert by_name["noise", None]["shuffled_low"] < -0.05 and by_name["noise", None]["shuffled_high"] > 0.05
     assert good["verdict"] == "agrees" and good["spearman"] > 0.8 > good["shuffled_high"]
     assert bad["verdict"] == "does not" and bad["shuffled_low"] < bad["spearman"] < bad["shuffled_high"]
     assert none["verdict"] == "does not" and none["spearman"] is None and none["zero_advantages"] == 1.0
-    assert [row["used"] for row in rows if row["agent"] is None] == [False, True, False]
+    assert [row["used"] for row in rows if row["agent"] is None] == [False, True, False, False]
     # the second agent's replies are worth nothing: there is nothing to agree with
     assert by_name["reward", SECOND]["verdict"] == "inconclusive"
     assert by_name["reward", SECOND]["reliability"] == 0.0

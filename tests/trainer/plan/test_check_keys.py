@@ -4,6 +4,7 @@ to start.
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,55 @@ def test_a_mapping_takes_new_keys_one_by_one_and_as_a_whole(
         monkeypatch.setattr(sys, "argv", ["program", override])
         check_keys.cli()
     assert capsys.readouterr() == ("", "")
+
+
+TEAM = [
+    "agent.orchestra_type=math",
+    "agent.agent_ids=[Solver Agent,Verifier Agent]",
+    "actor_rollout_ref.model.path=owner/model",
+]
+FIRST_CHECKS = """
+import sys
+from agent_system.launch import first_checks
+sys.argv[1:] = {arguments!r}
+try:
+    first_checks.main()
+finally:
+    print({{"torch", "ray", "transformers", "tensordict", "pandas"}} & {{*sys.modules}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["agent.agent_ids=[Solver Agent,Judge]"], "error: no agent named 'Judge'"),
+        (["env.env_name=maths"], "error: no environment named 'maths'"),
+        (["data.train_files=[]"], "error: no data files: set data.train_files"),
+        (["data.train_files=gone.parquet"], "error: no such data file: gone.parquet"),
+        (["data.val_files=[tasks.jsonl,gone.parquet]"], "error: no such data file: gone.parquet"),
+        (["data.train_files=tasks.csv"], "error: tasks.csv: suffix '.csv' is not one of"),
+        (["trainer.val_only=true", "data.train_files=gone.parquet"], ""),
+        (["algorithm.clip_advantages=1"], "error: unknown key algorithm.clip_advantages"),
+        ([], ""),
+    ],
+    ids=" ".join,
+)
+def test_names_and_files_are_checked_before_torch_is_imported(
+    more: list[str], said: str, tmp_path: Path
+) -> None:
+    for name in ("tasks.jsonl", "tasks.csv"):
+        (tmp_path / name).write_text("{}\n")
+    arguments = [*TEAM, "data.train_files=tasks.jsonl", *more]
+    last = {word.partition("=")[0]: word for word in arguments}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CHECKS.format(arguments=[*last.values()])],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    right = "" if said else "keys, values, names and data files are right; the run checks its models\n"
+    assert done.returncode == bool(said)
+    # The names of all environments are those of their modules, some of which need torch.
+    assert done.stdout == f"{right}set()\n" or "no environment" in said
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said)
 
 
 def test_nothing_heavy_is_imported() -> None:

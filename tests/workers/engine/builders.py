@@ -158,10 +158,11 @@ def observed(
     seen: Gradients = {}
     take_step = engine.step
 
-    def step(grad_clip: float) -> tuple[float, bool]:
-        gradients = {name: p.grad for name, p in engine.trainable.parameters.items()}
-        seen.update({name: gradient.clone() for name, gradient in full_tensors(gradients.items())})
-        return take_step(grad_clip)
+    def step(grad_clip: float, adapter: str | None = None) -> tuple[float, bool]:
+        gradients = {name: p.grad for name, p in engine.trainable_of(adapter).parameters.items()}
+        prefix = "" if adapter is None else f"{adapter}/"
+        seen.update({prefix + name: value.clone() for name, value in full_tensors(gradients.items())})
+        return take_step(grad_clip, adapter)
 
     engine.step = step  # type: ignore[method-assign]
     metrics = update()

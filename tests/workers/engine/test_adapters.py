@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from tests.conftest import save_peft_adapter
+from tests.workers.engine.adapter_rank_main import RULE, updates_of
 from tests.workers.engine.builders import (
     ADAPTERS,
     ONE_PIECE,
@@ -21,7 +22,7 @@ from verl.models.loader import load_tokenizer
 from verl.single_controller.worker import find_free_port
 from verl.trainer.config import FSDPConfig
 from verl.utils.checkpoint import CheckpointError
-from verl.workers.engine import FSDPEngine
+from verl.workers.engine import FSDPEngine, update_policy
 from verl.workers.engine.state import load_engine, save_engine
 
 ROOT = Path(__file__).parents[3]
@@ -193,8 +194,8 @@ def test_only_adapters_that_exist_can_be_used_and_only_they_are_trained(tiny_mod
 def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(
     tiny_model_dir: Path, tmp_path: Path, forked_python: str
 ) -> None:
-    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. The solver
-    starts from PEFT's folder.
+    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. They train one
+    after the other, and then together. The solver starts from PEFT's folder.
     """
     settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": True}
     start = save_peft_adapter(tiny_model_dir, tmp_path / "start", **settings)
@@ -235,6 +236,14 @@ def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(
         assert found["metrics"][name] == pytest.approx(train_adapter(one, name, rows[name]), abs=1e-5)
         for key, value in one.weights(name):
             assert (found["weights"][name][key] - value).abs().max() < 1e-6
+    for name, update in updates_of(rows).items():
+        with one.using(name):
+            alone = update_policy(one, update.config, update.rows, update.plan, RULE)
+        # Ranks that have rows of several adapters cut micro-batches elsewhere.
+        together = {key: found["together"][name][key] for key in alone if not key.endswith("_tokens")}
+        assert together == pytest.approx({key: alone[key] for key in together}, abs=1e-5)
+        for key, value in one.weights(name):
+            assert (found["after"][name][key] - value).abs().max() < 2e-6
     load_engine(resumed := make_adapter_engine(tiny_model_dir), tmp_path / "checkpoint")
     assert all(
         torch.equal(value, found["weights"][name][key])

@@ -20,6 +20,13 @@ from verl.protocol.generate import GenerateRequest, RolloutError
 from verl.workers.rollout.hf_engine import HFEngine
 
 
+@pytest.fixture(params=["masked", "grouped"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of adapters by a mask, and in groups."""
+    if request.param == "grouped":
+        monkeypatch.setattr("verl.workers.rollout.adapters.MASKED_RANKS", 0)
+
+
 def make_engine(slots: int = 8, loaded: Sequence[str] = tuple(SPECS)) -> HFEngine:
     engine = HFEngine(tiny_model(), max_num_seqs=slots, max_model_len=128, adapters=SPECS)
     for name in loaded:
@@ -38,6 +45,7 @@ def held_by(engine: HFEngine) -> set[str | None]:
     return {prompt.adapter for prompt in engine._scheduler._prompts.held.values()}
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
     """More requests than slots, so that a slot passes from one adapter to another; all have the same
     prompt.
@@ -52,6 +60,7 @@ async def test_every_row_of_a_mixed_batch_has_its_own_adapter() -> None:
     )
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_a_reply_has_the_same_bits_in_any_batch() -> None:
     """Alone a decode step has eight rows, together sixteen."""
     requests = [ask(name, seed, length=20 + seed) for seed in range(3) for name in EVERYONE]
@@ -64,6 +73,7 @@ async def test_a_reply_has_the_same_bits_in_any_batch() -> None:
     assert base == together[0], "a row without an adapter is that of an engine without adapters"
 
 
+@pytest.mark.usefixtures("each_way")
 async def test_an_update_reaches_its_own_rows_at_once_and_no_others_and_nobody_waits() -> None:
     engine, newer = make_engine(), peft_model(seed=1)
     before = {name: (await all_of(engine, [ask(name)]))[0] for name in EVERYONE}

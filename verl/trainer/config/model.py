@@ -380,6 +380,11 @@ class RolloutConfig:
         "where true is not supported",
         effect=VLLM,
     )
+    enable_prefix_caching: bool = key(
+        True,
+        "compute beginnings that prompts have in common once while the engine's cache holds them; "
+        "false: every prompt is computed as a whole (with rollout.name=hf equal prompts once)",
+    )
     dtype: str = key(
         "auto",
         "dtype of the engine's weights; auto: bf16 on GPU, fp32 on CPU",

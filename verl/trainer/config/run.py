@@ -70,6 +70,14 @@ class DataConfig:
         check=template_kwargs,
     )
     shuffle: bool = key(True, "shuffle the training tasks in every epoch")
+    tail_window: int = key(
+        0,
+        "steps within which tasks whose last replies were longest are played together, at least 2; 0: "
+        "tasks are drawn at random",
+        ge=2,
+        off=0,
+        effect="async_training.mode=sync",
+    )
     seed: int = key(
         0, "random seed of data order, environments, sampling and mini-batch shuffles", ge=0, le=2**32 - 1
     )

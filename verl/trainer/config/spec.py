@@ -228,11 +228,21 @@ def keys(cls: type) -> Mapping[str, Key]:
     return dict(_keys(cls(), "", (), cls(), {}))
 
 
+@cache
 def followers(cls: type) -> Mapping[str, str]:
     """Return the keys that are composed with the value of another key unless they are set, with
     that key: those with `like`, but not `at_use`.
     """
     return {name: key.like for name, key in keys(cls).items() if key.like and not key.at_use}
+
+
+@cache
+def followers_by_leader(cls: type) -> Mapping[str, Sequence[str]]:
+    """Return the names of `followers` by the key that they follow."""
+    by_leader: dict[str, list[str]] = {}
+    for name, leader in followers(cls).items():
+        by_leader.setdefault(leader, []).append(name)
+    return by_leader
 
 
 def _keys(

@@ -21,6 +21,7 @@ from verl.trainer.plan.registry import (
     estimator_takes,
     plain_name,
 )
+from verl.trainer.ppo.core_algos.grouping import rows_by_value
 from verl.utils.names import own_key
 
 # Keys of the advantage. The other keys of `algorithm` (KL in the reward, filters, corrections) are
@@ -250,18 +251,15 @@ def split_by_settings(
         config: settings of the run.
         agent_ids: `[bsz]` agent of each row.
     """
-    parts: list[tuple[AlgorithmConfig, list[str]]] = []
-    for agent_id in dict.fromkeys(agent_ids):
+    parts: list[tuple[AlgorithmConfig, list[np.ndarray]]] = []
+    for agent_id, rows in rows_by_value(agent_ids).items():
         settings = agent_settings(config, agent_id)
-        same = next((agents for other, agents in parts if other == settings), None)
+        same = next((rows_of_agents for other, rows_of_agents in parts if other == settings), None)
         if same is None:
-            parts.append((settings, [agent_id]))
+            parts.append((settings, [rows]))
         else:
-            same.append(agent_id)
-    return [
-        (settings, np.flatnonzero(np.logical_or.reduce([agent_ids == a for a in agents])))
-        for settings, agents in parts
-    ]
+            same.append(rows)
+    return [(settings, np.sort(np.concatenate(rows))) for settings, rows in parts]
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:

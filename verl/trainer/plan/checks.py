@@ -109,9 +109,11 @@ def resolve(config: RunConfig) -> RunPlan:
     return plan
 
 
-def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]) -> None:
+def check_command_line(
+    arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]
+) -> RunConfig | None:
     """End the process with a one-line error if the settings of a command line are invalid; else
-    return, and the run checks them again.
+    return them, and the run checks them again. None for command lines that are left to the run.
 
     Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of
     plug-ins.
@@ -125,7 +127,7 @@ def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequenc
     from verl.trainer.plan.derived_values import resolve_defaults
 
     if any(word.startswith("-") for word in arguments):
-        return
+        return None
     with report_config_errors(arguments):
         config = compose_config(arguments)
         logging.disable()
@@ -133,11 +135,12 @@ def check_command_line(arguments: Sequence[str], load_plugins: Callable[[Sequenc
             try:
                 load_plugins(config.agent.plugins)
             except Exception:  # reported by the run
-                return
+                return None
             resolve_defaults(config)
             resolve(config)
         finally:
             logging.disable(logging.NOTSET)
+    return config
 
 
 def _shown(agent: AgentPlacement | ApiPlacement, name: str) -> str:

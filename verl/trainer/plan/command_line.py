@@ -355,10 +355,12 @@ def _slip(overrides: Sequence[str]) -> str:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Write every key with its value."""
-    path.write_text(_yaml_of(pickle.dumps(asdict(config))), encoding="utf-8")
+    # Section by section: runs of one process, as in a search or an evolution, differ in few.
+    sections = [_yaml_of(pickle.dumps({name: keys})) for name, keys in asdict(config).items()]
+    path.write_text("".join(sections), encoding="utf-8")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _yaml_of(pickled: bytes) -> str:
     """Return pickled keys and values as YAML; the checkpoints of a run hold the same."""
     import yaml

@@ -37,7 +37,7 @@ from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.names import ACTOR, ALGORITHM, GROUP_KEYS, MODEL, NO_OWN_VALUE
 from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
-from verl.trainer.config.spec import Key, as_typed, followers, keys
+from verl.trainer.config.spec import Key, as_typed, followers_by_leader, keys
 from verl.trainer.plan.agent_overrides import leaves
 from verl.trainer.plan.agents import PER_AGENT_KEYS, AgentPlan, ApiPlan, own_keys
 from verl.trainer.plan.placement import AgentPlacement, ApiPlacement
@@ -246,9 +246,9 @@ def _followed(name: str, value: Any, scopes: Sequence[Scope], among: str = "") -
     """Return whether a key that begins with `among` and has an effect in a scope follows `name`."""
     return any(
         value_at(scope.config, other) == value and not unmet(keys(RunConfig)[other], scope)
-        for other, leader in followers(RunConfig).items()
+        for other in followers_by_leader(RunConfig).get(name, ())
         for scope in scopes
-        if leader == name and other.startswith(among)
+        if other.startswith(among)
     )
 
 

@@ -32,7 +32,8 @@ BASE_KEYS = (
     "rollout.free_cache_engine", "rollout.num_threads", "rollout.update_bucket_mb",
     "rollout.gpu_memory_utilization",
     "rollout.enforce_eager", "rollout.tensor_model_parallel_size", "rollout.max_num_batched_tokens",
-    "rollout.enable_chunked_prefill", "rollout.weight_transfer", "rollout.structured_outputs",
+    "rollout.enable_chunked_prefill", "rollout.enable_prefix_caching", "rollout.weight_transfer",
+    "rollout.structured_outputs",
 )  # fmt: skip
 # A key that may be left to the run is compared by what it stands for then.
 VALUE_WITH_DEFAULT = {"rollout.max_num_seqs": "rollout.slots"}

@@ -150,6 +150,7 @@ class Registry(Generic[Traits]):
         self._decorator = decorator
         self._type = traits
         self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
+        self._inspected: dict[str, tuple[Callable[..., Any], Parameters]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
         """Return the decorator that registers a function; it raises ValueError if another function
@@ -220,8 +221,15 @@ class Registry(Generic[Traits]):
 
     def parameters(self, name: str | Enum) -> Parameters:
         """Return the parameters of a function. Raises ValueError for an unknown name."""
-        function = self.functions.get(plain_name(name))
-        return self._declared(plain_name(name)).parameters if function is None else Parameters.of(function)
+        name = plain_name(name)
+        function = self.functions.get(name)
+        if function is None:
+            return self._declared(name).parameters
+        # The checks and every step ask many times, and a signature takes 0.1 ms; another function may
+        # have been put under the name.
+        if name not in self._inspected or self._inspected[name][0] is not function:
+            self._inspected[name] = (function, Parameters.of(function))
+        return self._inspected[name][1]
 
     def _declared(self, name: str) -> Declaration:
         if name not in self._in_source:

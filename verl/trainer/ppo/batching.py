@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos.grouping import rows_by_value
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 PROMPT_SIDE = ("prompts",)
@@ -41,12 +42,8 @@ def split_batch_by_policies(batch: DataProto) -> dict[str, SubBatch]:
 
 
 def _split_batch(batch: DataProto, column: str) -> dict[str, SubBatch]:
-    ids = batch.non_tensor_batch[column]
-    return {
-        str(name): SubBatch(batch.select_idxs(rows), rows)
-        for name in dict.fromkeys(ids)
-        for rows in [np.flatnonzero(ids == name)]
-    }
+    parts = rows_by_value(batch.non_tensor_batch[column])
+    return {str(name): SubBatch(batch.select_idxs(rows), rows) for name, rows in parts.items()}
 
 
 def combine_batches(parts: Mapping[str, SubBatch]) -> DataProto:
@@ -157,7 +154,8 @@ def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
     for row, shared in zip(*shared_lengths(paths), strict=True):
         if related and 2 * shared > prompts[row]:
             members, tokens = related[-1]
-            related[-1] = ([*members, row], tokens + len(paths[row]) - shared)
+            members.append(row)  # a new list for each row would copy a conversation once a turn
+            related[-1] = (members, tokens + len(paths[row]) - shared)
         else:
             related.append(([row], len(paths[row])))
     return related

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import AlgorithmConfig
 from verl.trainer.plan.placement import slug
-from verl.trainer.ppo.core_algos.grouping import group_index
+from verl.trainer.ppo.core_algos.grouping import first_rows, group_index, groups_with, rows_by_value
 from verl.trainer.ppo.credit.advantage import group_numbers
 
 if TYPE_CHECKING:
@@ -193,32 +194,47 @@ def compute_agent_metrics(batch: DataProto, config: AlgorithmConfig | None = Non
     advantage = total / np.maximum(lengths, 1)
     policies = columns.get("policy_id", columns["agent_id"])
     groups = group_index([columns["uid"]]) if config is None else group_numbers(batch, config)
-    for agent_id in dict.fromkeys(columns["agent_id"]):
-        rows = (columns["agent_id"] == agent_id) & (lengths > 0)
-        if not rows.any():
-            continue
+    real = np.flatnonzero(lengths > 0)
+    agents = group_index([columns["agent_id"][real]])
+    zero_signal = _zero_signal(agents, groups[real], advantage[real])
+    by_turn = [list[tuple[int, float]]() for _ in zero_signal]
+    if "turn" in columns:
+        turns = columns["turn"][real].astype(np.int64)
+        cells = group_index([agents, turns])
+        first = first_rows(cells)
+        shares = _zero_signal(cells, groups[real], advantage[real]).tolist()
+        for agent, turn, share in sorted(
+            zip(agents[first].tolist(), turns[first].tolist(), shares, strict=True)
+        ):
+            by_turn[agent].append((turn, share))
+    policy_rows = rows_by_value(policies[real])
+
+    @cache
+    def policies_sum(names: frozenset[str]) -> tuple[int, float]:
+        rows = real[np.sort(np.concatenate([policy_rows[name] for name in names]))]
+        return len(rows), total[rows].sum()
+
+    for number, (agent_id, places) in enumerate(rows_by_value(columns["agent_id"][real]).items()):
+        rows = real[places]
         name = f"agent/{slug(agent_id)}"
         out[f"{name}/advantage_abs"] = float(advantage[rows].mean())
-        shared = np.isin(policies, policies[rows]) & (lengths > 0)
-        if shared.sum() > rows.sum():
+        n_shared, shared_sum = policies_sum(frozenset(policies[rows]))
+        if n_shared > len(rows):
             out[f"{name}/gradient_share"] = float(
-                total[rows].sum() / max(total[shared].sum(), np.finfo(np.float32).tiny)
+                total[rows].sum() / max(shared_sum, np.finfo(np.float32).tiny)
             )
-        out[f"{name}/zero_signal_groups"] = _zero_signal(groups[rows], advantage[rows])
-        if "turn" in columns:
-            turns = columns["turn"].astype(np.int64)
-            for turn in np.unique(turns[rows]):
-                now = rows & (turns == turn)
-                out[f"{name}/turn_{turn}/zero_signal_groups"] = _zero_signal(groups[now], advantage[now])
+        out[f"{name}/zero_signal_groups"] = float(zero_signal[number])
+        for turn, share in by_turn[number]:
+            out[f"{name}/turn_{turn}/zero_signal_groups"] = share
     return out
 
 
-def _zero_signal(groups: np.ndarray, advantage: np.ndarray) -> float:
-    """Return the fraction of groups in which all advantages are 0."""
-    groups = group_index([groups])
-    signal = np.zeros(groups.max() + 1)
-    np.maximum.at(signal, groups, advantage)
-    return float((signal == 0).mean())
+def _zero_signal(cells: np.ndarray, groups: np.ndarray, advantage: np.ndarray) -> np.ndarray:
+    """Return of every cell the fraction of its groups in which all advantages are 0; arguments
+    `[bsz]`, as those of `groups_with`.
+    """
+    n_signal, n_groups = groups_with(cells, groups, advantage != 0)
+    return (n_groups - n_signal) / n_groups
 
 
 def compute_seqlen_metrics(lengths: Sequence[int], order: np.ndarray, ranks: int) -> dict[str, float]:

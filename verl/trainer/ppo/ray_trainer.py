@@ -31,7 +31,7 @@ from verl.trainer.ppo.train_step import StepTrainer
 from verl.trainer.ppo.validator import Validator
 from verl.trainer.ppo.verl_arguments import refuse_verl_arguments
 from verl.utils.checkpoint import CheckpointError
-from verl.utils.dataset import RLHFDataset, TaskLoader
+from verl.utils.dataset import RLHFDataset, TaskLoader, build_loader
 from verl.utils.loop_thread import LoopThread
 from verl.utils.tracking import Tracking
 
@@ -109,12 +109,9 @@ class RayPPOTrainer:
         self.tracking = tracking
         self.stopped_by: int | None = None
         self.thread = LoopThread("collector", config.rollout.episode_timeout_s, "rollout.episode_timeout_s")
-        data = config.data
-        self.loader = None
+        self.loader: TaskLoader | None = None
         if train_dataset is not None:
-            self.loader = TaskLoader(
-                train_dataset, data.train_batch_size, seed=data.seed, shuffle=data.shuffle
-            )
+            self.loader = build_loader(train_dataset, config.data)
         total_steps = steps_of_run(config.trainer, len(self.loader) if self.loader else 0)
         self.progress = Progress(total_steps, config.trainer.total_generated_tokens)
         self.report = RunReport(
@@ -264,6 +261,9 @@ class RayPPOTrainer:
             )
             self.stopped_by = stop.number
             self.checkpointer.save_last_step()
+            # an evaluation saves nothing
+            if not self.config.trainer.val_only:
+                logger.warning(self.checkpointer.where_to_continue())
 
     def _validate_before(self, stop: StopRequest) -> None:
         trainer = self.config.trainer

@@ -8,7 +8,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -220,21 +220,23 @@ class TeamWorkers:
         """
         parts = split(batch)
 
-        def compute(name: str) -> SubBatch:
-            sub, order, padding = self._for_ranks(
-                parts[name].batch, LOG_PROB_COLUMNS, workers, learners[name].wg_id
+        def compute(names: Sequence[str]) -> dict[str, SubBatch]:
+            group = workers[learners[names[0]].wg_id]
+            sent, places = self._for_ranks(
+                {name: parts[name].batch for name in names},
+                LOG_PROB_COLUMNS,
+                workers,
+                learners[names[0]].wg_id,
             )
-            traced = self._trace(batch, name, workers is self.critics)
-            sub.meta_info = {
-                "temperature": learners[name].temperature,
-                "adapter": learners[name].adapter,
-                **(meta or {}),
-                **traced,
+            each = {
+                name: {"temperature": learners[name].temperature, "adapter": learners[name].adapter}
+                for name in names
             }
-            return SubBatch(
-                unpadded(getattr(workers[learners[name].wg_id], method)(sub), order, padding),
-                parts[name].rows,
+            sent.meta_info = (
+                _call_meta(each) | (meta or {}) | self._trace(batch, names, workers is self.critics)
             )
+            out = getattr(group, method)(sent)
+            return {name: SubBatch(places[name].rows_of(out), parts[name].rows) for name in names}
 
         results = self._on_learners(method, learners, list(parts), compute)
         for name in set(parts) - set(results):
@@ -299,44 +301,65 @@ class TeamWorkers:
         """
         parts = split(batch)
 
-        def update(name: str) -> dict[str, float]:
-            learner = learners[name]
-            rows = trainable_rows(parts[name].batch)
-            agents: list[str] = []
-            if "agent_index" in columns:
-                agent_ids = rows.non_tensor_batch["agent_id"]
-                agents = list(dict.fromkeys(agent_ids))
-                rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in agent_ids])
-            sub, order, _ = self._for_ranks(rows, columns, workers, learner.wg_id)
-            lengths = sub.batch["attention_mask"].sum(dim=1).numpy()[np.argsort(order)]
-            shares = compute_seqlen_metrics(lengths, order, self.devices[learner.wg_id].ranks)
-            sub.meta_info = {
-                **meta,
-                **self._trace(batch, name, workers is self.critics),
-                "temperature": learner.temperature,
-                "adapter": learner.adapter,
-                "agents": [slug(agent) for agent in agents] if len(agents) > 1 else [],
-                "num_mini_batches": learner.mini_batches,
-                "first_update": step * learner.updates,
-                "loss_scale_factor": learner.longest_reply,
-                "shuffle_seed": zlib.crc32(repr((tuple(seed), name)).encode()),
+        def update(names: Sequence[str]) -> dict[str, dict[str, float]]:
+            wg_id = learners[names[0]].wg_id
+            rows = {name: trainable_rows(parts[name].batch) for name in names}
+            each = {
+                name: self._update_meta(learners[name], name, rows[name], columns, step, seed)
+                for name in names
             }
+            sent, places = self._for_ranks(rows, columns, workers, wg_id)
+            sent.meta_info = _call_meta(each) | meta | self._trace(batch, names, workers is self.critics)
             start = time.perf_counter()
-            metrics = reduce_metrics(getattr(workers[learner.wg_id], method)(sub).meta_info["metrics"])
-            if workers is self.policies:
-                self.engines.note_update(name, seed[-1])
-            return metrics | shares | {f"timing_s/{method}": time.perf_counter() - start}
+            found = _metrics_of(getattr(workers[wg_id], method)(sent).meta_info["metrics"], learners, names)
+            seconds = time.perf_counter() - start
+            result: dict[str, dict[str, float]] = {}
+            for name in names:
+                if workers is self.policies:
+                    self.engines.note_update(name, seed[-1])
+                shares = places[name].shares(self.devices[wg_id].ranks)
+                result[name] = found[name] | shares | {f"timing_s/{method}": seconds}
+            return result
 
         return self._on_learners(method, learners, list(parts), update, then)
 
-    def _trace(self, batch: DataProto, name: str, critic: bool) -> Mapping[str, Any]:
-        """Return the meta_info of a call that is recorded, see `TeamTraces.meta`."""
+    def _update_meta(
+        self,
+        learner: Learner,
+        name: str,
+        rows: DataProto,
+        columns: Sequence[str],
+        step: int,
+        seed: Sequence[int],
+    ) -> dict[str, Any]:
+        """Return the meta_info of an update that is of one learner alone, and add the column
+        `agent_index` to its rows if it is one of `columns`.
+        """
+        agents: list[str] = []
+        if "agent_index" in columns:
+            agent_ids = rows.non_tensor_batch["agent_id"]
+            agents = list(dict.fromkeys(agent_ids))
+            rows.batch["agent_index"] = torch.tensor([agents.index(agent) for agent in agent_ids])
+        return {
+            "temperature": learner.temperature,
+            "adapter": learner.adapter,
+            "agents": [slug(agent) for agent in agents] if len(agents) > 1 else [],
+            "num_mini_batches": learner.mini_batches,
+            "first_update": step * learner.updates,
+            "loss_scale_factor": learner.longest_reply,
+            "shuffle_seed": zlib.crc32(repr((tuple(seed), name)).encode()),
+        }
+
+    def _trace(self, batch: DataProto, names: Sequence[str], critic: bool) -> Mapping[str, Any]:
+        """Return the meta_info of a call that is recorded, see `TeamTraces.meta`: under the first of
+        these learners that is.
+        """
         if self.config.global_profiler.tool is None:
             return {}
         from verl.trainer.ppo.traces import TeamTraces  # of this key alone
 
         traces = TeamTraces(self.config.trainer, self.config.critic, self.config.global_profiler, self.plan)
-        return traces.meta(batch, name, critic)
+        return next((meta for name in names if (meta := traces.meta(batch, name, critic))), {})
 
     def save_checkpoint(self, folder: Path, save_hf_model: bool) -> None:
         """Write every policy under `folder/actor/<wg_id>` and every critic under
@@ -378,44 +401,64 @@ class TeamWorkers:
             group.shutdown()
 
     def _for_ranks(
-        self, sub: DataProto, columns: Sequence[str], workers: Mapping[str, WorkerGroup], wg_id: str
-    ) -> tuple[DataProto, np.ndarray, int]:
-        """Trim, pad with zero-weight rows to a multiple of the ranks, and order rows so that ranks
-        have similar numbers of tokens.
+        self,
+        parts: Mapping[str, DataProto],
+        columns: Sequence[str],
+        workers: Mapping[str, WorkerGroup],
+        wg_id: str,
+    ) -> tuple[DataProto, dict[str, _Place]]:
+        """Pad the rows of each learner of a group with zero-weight rows to a multiple of the ranks,
+        order them so that ranks have similar numbers of tokens, and return one trimmed batch of all
+        with the places of each. The rows of several have their number as `adapter_index`.
         """
         ranks = self.devices[wg_id].ranks
-        present = set(sub.batch.keys())
-        sub = trim_padding(
-            sub.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
-        )
-        sub, padding = pad_zero_weight(sub, ranks)
         trained = self.config.critic if workers is self.critics else self.specs[wg_id].config.actor
-        order = (
-            balance_order(sub, ranks, trained.use_prefix_grouper)
-            if self.config.trainer.balance_batch
-            else np.arange(len(sub))
-        )
-        return sub.select_idxs(order), order, padding
+        orders: list[tuple[np.ndarray, int]] = []
+        batches: list[DataProto] = []
+        for number, part in enumerate(parts.values()):
+            present = set(part.batch.keys())
+            sub = part.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
+            sub, padding = pad_zero_weight(sub, ranks)
+            order = (
+                balance_order(sub, ranks, trained.use_prefix_grouper)
+                if self.config.trainer.balance_batch
+                else np.arange(len(sub))
+            )
+            if len(parts) > 1:
+                sub.batch["adapter_index"] = torch.full((len(sub),), number)
+            orders.append((order, padding))
+            batches.append(sub.select_idxs(order))
+        sizes = [len(sub) for sub in batches]
+        # A rank gets the same share of each learner's rows, one learner after the other.
+        rank_of_rows = np.concatenate([np.arange(size) * ranks // size for size in sizes])
+        index = np.argsort(rank_of_rows, kind="stable")
+        sent = trim_padding((DataProto.concat(batches) if len(parts) > 1 else batches[0]).select_idxs(index))
+        rows = np.split(np.argsort(index), np.cumsum(sizes)[:-1])
+        lengths = sent.batch["attention_mask"].sum(dim=1).numpy()
+        places = {
+            name: _Place(of_name, *order, lengths[of_name])
+            for name, of_name, order in zip(parts, rows, orders, strict=True)
+        }
+        return sent, places
 
     def _on_learners(
         self,
         call: str,
         learners: Mapping[str, Learner],
         present: Sequence[str],
-        fn: Callable[[str], T],
+        fn: Callable[[Sequence[str]], Mapping[str, T]],
         then: Callable[[str], None] | None = None,
     ) -> dict[str, T]:
-        """Run `fn`, then `then`, for the learners in `present`: groups in parallel, learners of one
-        group one after the other.
+        """Run `fn` for the learners in `present`, all of a group at once and groups in parallel,
+        and then `then` for each.
         """
         of_group = by_group(learners, present)
 
-        def run(wg_id: str) -> dict[str, T]:
-            results: dict[str, T] = {}
-            for name in of_group[wg_id]:
-                with self.calls.hold(wg_id, call):
-                    results[name] = fn(name)
-                if then is not None:
+        def run(wg_id: str) -> Mapping[str, T]:
+            with self.calls.hold(wg_id, call):
+                results = fn(of_group[wg_id])
+            if then is not None:
+                for name in of_group[wg_id]:
                     then(name)
             return results
 
@@ -424,6 +467,50 @@ class TeamWorkers:
             for results in self.calls.each(list(of_group), run).values()
             for name, result in results.items()
         }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The rows of one learner in a batch that is sent to a worker group.
+
+    Attributes:
+        rows: their indices in the batch.
+        order: their order there, as indices of the learner's rows.
+        padding: how many of them, the last ones before they were ordered, were added.
+        lengths: tokens of each.
+    """
+
+    rows: np.ndarray
+    order: np.ndarray
+    padding: int
+    lengths: np.ndarray
+
+    def rows_of(self, out: DataProto) -> DataProto:
+        """Return the learner's rows of a result, as it has them itself."""
+        return unpadded(out.select_idxs(self.rows), self.order, self.padding)
+
+    def shares(self, ranks: int) -> dict[str, float]:
+        """Return the metrics of the share of each rank."""
+        return compute_seqlen_metrics(self.lengths[np.argsort(self.order)], self.order, ranks)
+
+
+def _call_meta(each: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the meta_info of a call, given that of each learner."""
+    values = [dict(meta) for meta in each.values()]
+    return values[0] if len(values) == 1 else {"adapters": values}
+
+
+def _metrics_of(
+    found: Mapping[str, Any], learners: Mapping[str, Learner], names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of each learner, reduced over the ranks, from those of a call."""
+    if len(names) == 1:
+        return {names[0]: reduce_metrics(found)}
+    metrics: dict[str, dict[str, float]] = {}
+    for name in names:
+        of_ranks = found[str(learners[name].adapter)]
+        metrics[name] = reduce_metrics({key: [one[key] for one in of_ranks] for key in of_ranks[0]})
+    return metrics
 
 
 def _team_metrics(per_group: dict[str, dict[str, float]]) -> dict[str, float]:

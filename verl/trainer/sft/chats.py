@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.utils.dataset.files import DatasetError, read_rows
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset.files import read_rows
 from verl.utils.dataset.messages import ChatMessage, read_messages, read_tools
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.trainer.sft.chats import Chat
 from verl.trainer.sft.data import TokenizedConversation
 from verl.trainer.sft.rendering import Rendering, Tools, common_length
-from verl.utils.dataset.files import DatasetError
+from verl.utils.data_file import DatasetError
 from verl.utils.dataset.messages import ChatMessage
 
 # Fields of a message that say whether it is trained: those of OpenAI, verl, axolotl and ms-swift.

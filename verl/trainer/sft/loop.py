@@ -28,7 +28,7 @@ from verl.trainer.sft.config import SFTConfig
 from verl.trainer.sft.data import IGNORED_LABEL, TokenizedConversation, batches, collate
 from verl.trainer.sft.encoding import ChatEncoder
 from verl.trainer.sft.optim import build_optimizers
-from verl.utils.dataset.files import DatasetError
+from verl.utils.data_file import DatasetError
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,9 @@ def train(
                 step += 1
                 tokens += input_ids.numel()
                 losses.append(loss.detach())
+                if step == 1 and total > config.trainer.log_freq:
+                    # the next line may be minutes away
+                    logger.info("sft: %d steps, the first took %.1f s", total, time.monotonic() - started)
                 if step % config.trainer.log_freq == 0 or step == total:
                     seconds = time.monotonic() - started
                     mean = torch.stack(losses).mean().item()

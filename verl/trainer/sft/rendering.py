@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from verl.utils.chat_template import template_cause
-from verl.utils.dataset.files import DatasetError
+from verl.utils.data_file import DatasetError
 from verl.utils.dataset.messages import ChatMessage
 
 _MARK = "MARK7c1f"  # stands for a text that is looked for in a rendering

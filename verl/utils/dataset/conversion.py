@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from verl.utils.dataset.files import DatasetError, Row
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset.files import Row
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from verl.utils.data_file import DatasetError, check_data_file
+
 Row = dict[str, Any]
-SUFFIXES = (".parquet", ".jsonl", ".json")
 # Characters that JSON does not escape in a string, but at which `str.splitlines` ends a line.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-
-
-class DatasetError(ValueError):
-    """Data that cannot be used: a missing file, an incomplete row, or no task left."""
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
@@ -24,30 +21,12 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     Raises:
         DatasetError: no such file, an unknown suffix, or content that is not rows of objects.
     """
-    file = Path(path).expanduser()
-    if file.is_dir():
-        listing = (
-            ", ".join(sorted(each.name for each in file.iterdir() if each.suffix in SUFFIXES))
-            or f"none with {', '.join(SUFFIXES)}"
-        )
-        raise DatasetError(
-            f"{file} is a folder; name the files in data.train_files / data.val_files (in it: {listing})"
-        )
-    if not file.is_file():
-        raise DatasetError(
-            f"no such data file: {file} (looked in {Path.cwd()}); set data.train_files / data.val_files"
-        )
-    if not os.access(file, os.R_OK):
-        raise DatasetError(
-            f"{file} may not be read; correct its permissions, or data.train_files / data.val_files"
-        )
+    file = check_data_file(path)
     if file.suffix == ".parquet":
         return _read_parquet(file)
     if file.suffix == ".jsonl":
         return _read_jsonl(file)
-    if file.suffix == ".json":
-        return _read_json(file)
-    raise DatasetError(f"{file}: suffix {file.suffix!r} is not one of {', '.join(SUFFIXES)}")
+    return _read_json(file)
 
 
 def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:

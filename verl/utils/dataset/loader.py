@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
 
-from verl.utils.dataset.files import DatasetError, Row
+from verl.utils.data_file import DatasetError
+from verl.utils.dataset.files import Row
 
 
 class TaskSource(Sized, Protocol):
@@ -18,13 +19,18 @@ class TaskSource(Sized, Protocol):
 
 
 class LoaderState(TypedDict):
-    """Position of a loader: `position` tasks of `epoch` have been drawn."""
+    """Position of a loader: `position` tasks of `epoch` have been drawn; `lengths` and `orders` are of
+    `tail_loader.py`.
+    """
 
     epoch: int
     position: int
     seed: int
     size: int
     shuffle: bool
+    tail_window: NotRequired[int]
+    lengths: NotRequired[list[int]]
+    orders: NotRequired[dict[int, list[int]]]
 
 
 class TaskLoader:
@@ -59,7 +65,9 @@ class TaskLoader:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.tail_window = 0
         self.epoch = self.position = 0
+        self._orders: dict[int, np.ndarray] = {}
         if drop_last and self.size < self.batch_size:
             raise DatasetError(
                 f"{self.size} tasks do not fill one batch of "
@@ -112,10 +120,14 @@ class TaskLoader:
                 yield int(order[position]), (epoch, position + 1) if position + 1 < end else (epoch + 1, 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the task indices of an epoch, [size]."""
-        if not self.shuffle:
-            return np.arange(self.size)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        """Return the task indices of an epoch, [size], which must not be changed."""
+        # kept while its epoch lasts: each step draws from it, and takes no longer with more tasks
+        if epoch not in self._orders:
+            order = np.arange(self.size)
+            if self.shuffle:
+                order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+            self._orders = {e: self._orders[e] for e in self._orders if e == epoch - 1} | {epoch: order}
+        return self._orders[epoch]
 
     def state_dict(self) -> LoaderState:
         """Return the position of the next batch, as plain values for json and torch.save."""
@@ -125,6 +137,7 @@ class TaskLoader:
             "seed": self.seed,
             "size": self.size,
             "shuffle": self.shuffle,
+            "tail_window": self.tail_window,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,11 +149,12 @@ class TaskLoader:
             ("size", "data.train_files and data.train_max_samples"),
             ("seed", "data.seed"),
             ("shuffle", "data.shuffle"),
+            ("tail_window", "data.tail_window"),
         ):
-            if state[name] != mine[name]:
+            saved = state.get(name, 0)  # earlier checkpoints have no window
+            if saved != mine[name]:
                 raise DatasetError(
-                    f"the checkpoint's data had {name}={state[name]!r}, this run has "
-                    f"{mine[name]!r}: restore {fix}"
+                    f"the checkpoint's data had {name}={saved!r}, this run has {mine[name]!r}: restore {fix}"
                 )
         self.epoch = int(state["epoch"])
         self.position = int(state["position"])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from verl.utils.dataset.files import DatasetError
+from verl.utils.data_file import DatasetError
 
 ChatMessage = dict[str, Any]
 EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'

@@ -13,7 +13,9 @@ from torch.utils.data import Dataset
 from verl.protocol.template_time import template_clock
 from verl.trainer.config import DataConfig
 from verl.utils.chat_template import template_cause
-from verl.utils.dataset.files import DatasetError, Row, read_rows
+from verl.utils.data_file import DatasetError
+from verl.utils.data_file import data_files as paths_of
+from verl.utils.dataset.files import Row, read_rows
 from verl.utils.dataset.messages import EXPECTED, check_text, read_object, read_prompt
 
 if TYPE_CHECKING:
@@ -72,16 +74,10 @@ class RLHFDataset(Dataset[Any]):
         needs_ground_truth: bool = True,
         convert: Callable[[Row], Any] = dict,
     ) -> None:
-        self.data_files = [
-            os.fspath(f) for f in ([data_files] if isinstance(data_files, (str, os.PathLike)) else data_files)
-        ]
+        self.data_files = paths_of(data_files)
         self.prompt_key = config.prompt_key
         self.needs_ground_truth = needs_ground_truth
         self.convert = convert
-        if not self.data_files:
-            raise DatasetError(
-                "no data files: set data.train_files and data.val_files to parquet or jsonl files"
-            )
         rows: list[Row] = []
         self._first_rows: list[tuple[int, str]] = []
         for file in self.data_files:

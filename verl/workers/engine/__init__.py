@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl.workers.engine.fsdp_engine import AdapterPlan, FSDPEngine
     from verl.workers.engine.micro_batch import MicroBatchRule
-    from verl.workers.engine.policy_update import UpdatePlan, update_policy
+    from verl.workers.engine.policy_update import PolicyRows, UpdatePlan, update_adapters, update_policy
     from verl.workers.engine.sharding import init_mesh
     from verl.workers.engine.steps import StepPlan
     from verl.workers.engine.value_update import update_values
@@ -17,9 +17,11 @@ __all__ = [
     "AdapterPlan",
     "FSDPEngine",
     "MicroBatchRule",
+    "PolicyRows",
     "StepPlan",
     "UpdatePlan",
     "init_mesh",
+    "update_adapters",
     "update_policy",
     "update_values",
 ]
@@ -27,9 +29,11 @@ _ON_DEMAND = {
     "AdapterPlan": "verl.workers.engine.fsdp_engine",
     "FSDPEngine": "verl.workers.engine.fsdp_engine",
     "MicroBatchRule": "verl.workers.engine.micro_batch",
+    "PolicyRows": "verl.workers.engine.policy_update",
     "StepPlan": "verl.workers.engine.steps",
     "UpdatePlan": "verl.workers.engine.policy_update",
     "init_mesh": "verl.workers.engine.sharding",
+    "update_adapters": "verl.workers.engine.policy_update",
     "update_policy": "verl.workers.engine.policy_update",
     "update_values": "verl.workers.engine.value_update",
 }

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 PACKED_ATTENTION = "verl_packed_sdpa"
-_BUCKET_FILL = 0.75
+BUCKET_FILL = 0.75
 # Branches of at most so many tokens share a bucket whatever their lengths: padding costs less than
 # a call.
 _SHORT_BRANCH = 16
@@ -113,7 +113,7 @@ def plan_packing(lengths: Sequence[int], device: torch.device) -> PackPlan:
     while row < len(lengths):
         end = row + 1
         low = high = lengths[row]
-        while end < len(lengths) and min(low, lengths[end]) >= _BUCKET_FILL * max(high, lengths[end]):
+        while end < len(lengths) and min(low, lengths[end]) >= BUCKET_FILL * max(high, lengths[end]):
             low = min(low, lengths[end])
             high = max(high, lengths[end])
             end += 1
@@ -167,8 +167,8 @@ def _alike(branches: Sequence[tuple[np.ndarray, int]]) -> bool:
     """Return whether branches are so similar in length that they may share a bucket."""
     branch_lengths = [length for _, length in branches]
     keys = [len(path) + length for path, length in branches]
-    return min(keys) >= _BUCKET_FILL * max(keys) and (
-        max(branch_lengths) <= _SHORT_BRANCH or min(branch_lengths) >= _BUCKET_FILL * max(branch_lengths)
+    return min(keys) >= BUCKET_FILL * max(keys) and (
+        max(branch_lengths) <= _SHORT_BRANCH or min(branch_lengths) >= BUCKET_FILL * max(branch_lengths)
     )
 
 

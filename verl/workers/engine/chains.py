@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import torch
 
+from verl.workers.engine.trie import row_inputs
+
 
 def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
     """Return for every row the index of a longest row that begins with its tokens, prompt and
@@ -21,9 +23,10 @@ def longest_rows(rows: Mapping[str, torch.Tensor]) -> list[int]:
     one reads it.
 
     Args:
-        rows: `input_ids`, `position_ids` and `attention_mask`, `[bsz, width]`.
+        rows: `input_ids`, `position_ids` and `attention_mask`, `[bsz, width]`, and `part` `[bsz]` if
+            they have parts.
     """
-    inputs = torch.stack([rows["input_ids"], rows["position_ids"]], dim=-1).cpu()
+    inputs = row_inputs(rows)
     tokens = [
         row[real].numpy().tobytes()
         for row, real in zip(inputs, rows["attention_mask"].bool().cpu(), strict=True)
@@ -55,10 +58,10 @@ def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], 
     of all that are needed.
 
     Args:
-        rows: `INPUT_KEYS`.
+        rows: `INPUT_KEYS`, and `part` if they have parts.
 
     Returns:
-        `INPUT_KEYS` of the rows to run, and an index `[tokens]`: a value per unmasked response
+        the same columns of the rows to run, and an index `[tokens]`: a value per unmasked response
             token of
         these, in row-major order, becomes one per unmasked response token of the given rows; None
         if no row begins another one.
@@ -80,5 +83,6 @@ def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], 
     needed = torch.zeros(len(hosts), width - start, dtype=torch.bool, device=mask.device)
     needed[of_host, column - start] = True
     index = (needed.flatten().cumsum(dim=0) - 1).view(needed.shape)[of_host, column - start]
-    runs = {name: rows[name][hosts] for name in ("input_ids", "attention_mask", "position_ids")}
+    names = ("input_ids", "attention_mask", "position_ids", *(["part"] if "part" in rows else []))
+    runs = {name: rows[name][hosts] for name in names}
     return runs | {"responses": runs["input_ids"][:, start:], "response_mask": needed}, index

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.models.fused import fuse_norms
 from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
-from verl.models.lora import LoraSpec, adapter_parameters, add_adapters, select_adapter
+from verl.models.lora import LoraSpec, activate, adapter_layers, adapter_parameters, add_adapters, head_of
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.chains import longest_rows, members
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
@@ -21,6 +22,7 @@ from verl.workers.engine.layout import RopeState
 from verl.workers.engine.layout_check import attention_name, choose_layout
 from verl.workers.engine.loading import load_sharded
 from verl.workers.engine.micro_batch import MicroBatchRule, plan_micro_batches, same_count
+from verl.workers.engine.mixed_adapters import MixedAdapters
 from verl.workers.engine.offload import move_optimizer_state, move_parameters, on_device
 from verl.workers.engine.sharding import (
     cast_buffers,
@@ -32,6 +34,7 @@ from verl.workers.engine.sharding import (
 from verl.workers.engine.trainable import Trainable
 from verl.workers.engine.trie import count_run, logits_share, plan_tries, token_rows
 
+logger = logging.getLogger(__name__)
 Rows = Mapping[str, torch.Tensor]
 
 
@@ -54,6 +57,9 @@ class FSDPEngine:
 
     With adapters the model itself is frozen; `using` selects the adapter that is scored and
     trained, and outside of it the base is scored.
+
+    Attributes:
+        mixes_adapters: rows of several adapters can run in one pass, see `mixing`.
 
     Args:
         model: path of the model, and how its rows are run.
@@ -131,6 +137,9 @@ class FSDPEngine:
             mesh,
         )
         self._ropes = RopeState(self.model)
+        self._adapter_layers = adapter_layers(self.model) if plans else []
+        self._mixed = MixedAdapters(self._adapter_layers)
+        self.mixes_adapters = len(plans) > 1 and self._can_mix(config)
         self.adapters: dict[str, Trainable] = {
             name: Trainable(adapter_parameters(self.model, name), plan.optim) for name, plan in plans.items()
         }
@@ -139,6 +148,17 @@ class FSDPEngine:
         )
         self._adapter: str | None = None
         self._offload()
+
+    def _can_mix(self, config: Any) -> bool:
+        """Return whether rows of several adapters can run in one pass; if not, log why."""
+        from verl.workers.engine.mixed_check import mixing_problem  # of several adapters alone
+
+        # It is called with some of the tokens.
+        of_head = head_of(self.model) in self._adapter_layers
+        problem = "the head has adapters" if of_head else mixing_problem(config, self.layout)
+        if problem and self.mesh.get_rank() == 0:
+            logger.warning("the adapters of %s run one after the other: %s", config.model_type, problem)
+        return not problem
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
@@ -159,10 +179,24 @@ class FSDPEngine:
             self._select(before)
 
     def _select(self, adapter: str | None) -> None:
+        # Gathered parameters are those of all adapters, so they stay.
         if adapter != self._adapter:
-            free_gathered(self.model)
-            select_adapter(self.model, adapter)
+            activate(self._adapter_layers, adapter)
             self._adapter = adapter
+
+    @contextmanager
+    def mixing(self, adapters: Sequence[str]) -> Iterator[None]:
+        """Score rows with a column `part` `[bsz]` inside the block: those of part i under
+        `adapters[i]`.
+        """
+        with self.using(None), self._mixed.of(adapters):
+            yield
+
+    def connect(self, parts: Collection[int]) -> None:
+        """Give the adapters of these parts a gradient in every backward pass while `mixing`, zero
+        without tokens; needed where several ranks reduce gradients.
+        """
+        self._mixed.connected = frozenset(parts) if self.mesh.size() > 1 else frozenset()
 
     @property
     def trainables(self) -> list[Trainable]:
@@ -176,6 +210,10 @@ class FSDPEngine:
         if trainable is None:
             raise RuntimeError("the base of adapters and a frozen reference cannot be trained")
         return trainable
+
+    def trainable_of(self, adapter: str | None) -> Trainable:
+        """The trainable of an adapter, or else `trainable`."""
+        return self.trainable if adapter is None else self.adapters[adapter]
 
     def _offload(self) -> None:
         # Everything is on the CPU already.
@@ -244,10 +282,11 @@ class FSDPEngine:
                 run += sum(lengths[host] for host in set(longest_rows(micro)))
         return 1.0 - run / tokens if tokens else 0.0
 
-    def score(self, rows: Rows, temperature: float, sum_pi_squared: bool = False) -> Scores:
-        """Score one micro-batch on the device; see `Scores`."""
+    def score(self, rows: Rows, temperature: float | torch.Tensor, sum_pi_squared: bool = False) -> Scores:
+        """Score one micro-batch on the device; see `score_tokens`."""
         self._ropes.reset()
-        return score_tokens(self.model, rows, temperature, self.layout, sum_pi_squared)
+        use_runs = self._mixed.use if self._mixed.active else None
+        return score_tokens(self.model, rows, temperature, self.layout, sum_pi_squared, use_runs)
 
     def value(self, rows: Rows) -> torch.Tensor:
         """Return the values of one micro-batch on the device; see `value_tokens`."""
@@ -255,7 +294,11 @@ class FSDPEngine:
         return value_tokens(self.model, rows, self.layout)
 
     def score_all(
-        self, rows: Rows, temperature: float, rule: MicroBatchRule, sum_pi_squared: bool = False
+        self,
+        rows: Rows,
+        temperature: float | torch.Tensor,
+        rule: MicroBatchRule,
+        sum_pi_squared: bool = False,
     ) -> Scores:
         """Score any number of rows without gradients; see `_on_all`."""
 
@@ -281,7 +324,8 @@ class FSDPEngine:
             `count` tensors `[bsz, response_len]` in the order of the rows, on the CPU.
         """
         real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
-        rows_with_response = self.to_device({name: rows[name][real] for name in INPUT_KEYS})
+        columns = (*INPUT_KEYS, "part") if "part" in rows else INPUT_KEYS
+        rows_with_response = self.to_device({name: rows[name][real] for name in columns})
         check_rows(rows_with_response)
         rows_with_response["row"] = real.to(self.device)
         grids = [torch.zeros(rows["response_mask"].shape, device=self.device) for _ in range(count)]
@@ -296,9 +340,12 @@ class FSDPEngine:
         return {name: value.to(self.device, non_blocking=True) for name, value in rows.items()}
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """Keep parameters and the optimizer state of `trainable` on the device inside the block."""
-        with self.loaded(), self.optimizers_loaded([self.trainable]):
+    def training(self, adapters: Sequence[str] = ()) -> Iterator[None]:
+        """Keep parameters and the optimizer state of these adapters, or else of `trainable`, on the
+        device inside the block.
+        """
+        trainables = [self.adapters[name] for name in adapters] or [self.trainable]
+        with self.loaded(), self.optimizers_loaded(trainables):
             yield
 
     @contextmanager
@@ -313,9 +360,9 @@ class FSDPEngine:
             for trainable in trainables if offload else ():
                 move_optimizer_state(trainable.optimizer, "cpu")
 
-    def step(self, grad_clip: float) -> tuple[float, bool]:
-        """Take one optimizer step of `trainable`; see `Trainable.step`."""
-        return self.trainable.step(grad_clip, self.group)
+    def step(self, grad_clip: float, adapter: str | None = None) -> tuple[float, bool]:
+        """Take one optimizer step of an adapter, or else of `trainable`; see `Trainable.step`."""
+        return self.trainable_of(adapter).step(grad_clip, self.group)
 
     def set_total_steps(self, total_steps: int) -> None:
         """Set the total number of optimizer steps of every schedule. Raises ValueError when it is
@@ -328,15 +375,6 @@ class FSDPEngine:
     def steps(self) -> int:
         """Number of optimizer steps of `trainable` so far."""
         return self.trainable.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self.trainable.steps = steps
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step of `trainable`."""
-        return self.trainable.lr
 
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of the model's checkpoint unsharded, or those of an adapter under

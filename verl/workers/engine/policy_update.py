@@ -4,7 +4,7 @@ the split into micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
-from verl.workers.engine.steps import Objective, StepPlan, take_steps
+from verl.workers.engine.steps import Objective, Outputs, StepPlan, Training, take_steps
 from verl.workers.engine.update_metrics import AgentMeans
 
 # Prefix of the columns that a loss's preparation adds to the rows.
@@ -53,6 +53,24 @@ class UpdatePlan(StepPlan):
         return self.rollout_correction is not None and self.rollout_correction.bypass_mode
 
 
+@dataclass(frozen=True)
+class PolicyRows:
+    """What one policy is updated on.
+
+    Attributes:
+        config: of the policy.
+        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the
+            KL loss, and optionally `rollout_is_weights`; all `[bsz, response_len]`. Optionally
+            `row_weights` `[bsz]`, and `agent_index` `[bsz]` if the plan names agents. Rows without
+            a response token are left out.
+        plan: of its steps.
+    """
+
+    config: ActorConfig
+    rows: Rows
+    plan: UpdatePlan
+
+
 def update_policy(
     engine: FSDPEngine, config: ActorConfig, rows: Rows, plan: UpdatePlan, rule: MicroBatchRule
 ) -> dict[str, float]:
@@ -62,29 +80,57 @@ def update_policy(
     it is measured in the first step.
 
     Args:
-        rows: `INPUT_KEYS`, `advantages`, `old_log_probs` unless on policy, `ref_log_prob` with the
-            KL loss, and optionally `rollout_is_weights`; all `[bsz, response_len]`. Optionally
-            `row_weights` `[bsz]`, and `agent_index` `[bsz]` if the plan names agents. Rows without
-            a response token are left out.
+        rows: see `PolicyRows`.
 
     Raises:
         ValueError: a column is missing, on-policy rows are to be used for more than one optimizer
             step, or weights of rows are negative or not finite.
     """
-    needed = _columns(config, rows, plan)
-    unmeasured = plan.bypass or "old_log_probs" not in rows
-    update = _PolicyLoss(engine, config, plan, measure_gap=unmeasured and "rollout_log_probs" in rows)
-    zero_loss = _without_advantage if config.skip_zero_advantages else None
-    objective = Objective(
-        "actor",
-        update.loss,
-        summed=("actor/pg_loss", "actor/kl_loss"),
-        prepare=update.prepare,
-        zero_loss=zero_loss,
-    )
-    metrics = take_steps(engine, config, rows, needed, plan, rule, objective)
+    update = _PolicyLoss(config, rows, plan)
+    run = _pass(engine, plan.temperature)
+    (metrics,) = take_steps(engine, [update.training(config, rows, plan)], run, rule)
+    return metrics | update.metrics(GroupRanks(engine.group, engine.device))
+
+
+def update_adapters(
+    engine: FSDPEngine, updates: Mapping[str, PolicyRows], rule: MicroBatchRule
+) -> dict[str, dict[str, float]]:
+    """Update several adapters as `update_policy` does with each, in passes that they share, and
+    return the metrics of each.
+
+    Args:
+        updates: by adapter, all with rows of one width.
+
+    Raises:
+        ValueError: as `update_policy` does.
+    """
+    losses = {name: _PolicyLoss(update.config, update.rows, update.plan) for name, update in updates.items()}
+    trainings = [
+        losses[name].training(update.config, update.rows, update.plan, name)
+        for name, update in updates.items()
+    ]
+    temperature = part_temperatures([update.plan.temperature for update in updates.values()], engine.device)
+    with engine.mixing(list(updates)):
+        found = take_steps(engine, trainings, _pass(engine, temperature), rule)
     ranks = GroupRanks(engine.group, engine.device)
-    return metrics | update.correction_metrics(ranks) | update.agents.metrics(ranks)
+    return {name: metrics | losses[name].metrics(ranks) for name, metrics in zip(updates, found, strict=True)}
+
+
+def part_temperatures(temperatures: Sequence[float], device: torch.device) -> float | torch.Tensor:
+    """Return the temperature of all parts, or the temperatures `[parts]` if they differ."""
+    if len(set(temperatures)) == 1:
+        return temperatures[0]
+    return torch.tensor(temperatures, dtype=torch.float32, device=device)
+
+
+def _pass(engine: FSDPEngine, temperature: float | torch.Tensor) -> Callable[[Rows], Outputs]:
+    """Return a function that returns log-probs and entropies of a micro-batch."""
+
+    def run(micro: Rows) -> Outputs:
+        scores = engine.score(micro, temperature)
+        return scores.log_probs, scores.entropy
+
+    return run
 
 
 def _columns(config: ActorConfig, rows: Rows, plan: UpdatePlan) -> list[str]:
@@ -130,13 +176,32 @@ def _without_advantage(rows: Rows) -> torch.Tensor:
     return (rows["advantages"] * rows["response_mask"] == 0).all(dim=1)
 
 
+def _mini_batch(micros: Sequence[Rows], log_prob: torch.Tensor, ranks: GroupRanks) -> MiniBatch:
+    """Return this rank's rows in the order of its micro-batches, with their log-probs under the
+    current weights.
+    """
+    joined = {
+        name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS
+    }
+    return MiniBatch(
+        # On policy the current weights are those that sampled.
+        old_log_prob=joined.get("old_log_probs", log_prob),
+        log_prob=log_prob,
+        advantages=joined["advantages"],
+        response_mask=torch.cat([micro["response_mask"] for micro in micros]),
+        row_weights=joined.get("row_weights", torch.ones(len(log_prob), device=log_prob.device)),
+        ranks=ranks,
+    )
+
+
 class _PolicyLoss:
     """The loss of a policy's micro-batches, and its metrics."""
 
-    def __init__(self, engine: FSDPEngine, config: ActorConfig, plan: UpdatePlan, measure_gap: bool) -> None:
-        self._engine = engine
+    def __init__(self, config: ActorConfig, rows: Rows, plan: UpdatePlan) -> None:
+        self._columns = _columns(config, rows, plan)
+        unmeasured = plan.bypass or "old_log_probs" not in rows
         self._plan = plan
-        self._measure_gap = measure_gap
+        self._measure_gap = unmeasured and "rollout_log_probs" in rows
         values = {f.name: getattr(config, f.name) for f in fields(ActorConfig)}
         self._config = LossConfig(**values, prepared={}, rollout_correction=plan.rollout_correction)
         name = _loss_name(config, plan)
@@ -151,14 +216,30 @@ class _PolicyLoss:
         self._kept = 0.0
         self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
+    def training(
+        self, config: ActorConfig, rows: Rows, plan: UpdatePlan, adapter: str | None = None
+    ) -> Training:
+        """Return what `take_steps` reads."""
+        objective = Objective(
+            "actor",
+            self.loss,
+            summed=("actor/pg_loss", "actor/kl_loss"),
+            prepare=self.prepare,
+            zero_loss=_without_advantage if config.skip_zero_advantages else None,
+        )
+        return Training(config, rows, self._columns, plan, objective, adapter)
+
     def prepare(
-        self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks
+        self,
+        micros: list[dict[str, torch.Tensor]],
+        outputs: Callable[[], list[Outputs]],
+        ranks: GroupRanks,
     ) -> list[dict[str, torch.Tensor]]:
         """Add the columns that the loss needs from the whole mini-batch to its micro-batches."""
         self._steps += 1
         if self._preparation is None:
             return micros
-        mini = self._mini_batch(micros, ranks)
+        mini = _mini_batch(micros, torch.cat([log_probs for log_probs, _ in outputs()]), ranks)
         self._measure(mini.log_prob, mini.response_mask, micros)
         columns = self._preparation(mini, self._config)
         sizes = [len(micro["response_mask"]) for micro in micros]
@@ -172,32 +253,13 @@ class _PolicyLoss:
         self._kept += sum(float(micro["response_mask"].sum()) for micro in prepared)
         return prepared
 
-    @torch.no_grad()
-    def _mini_batch(self, micros: list[dict[str, torch.Tensor]], ranks: GroupRanks) -> MiniBatch:
-        """Return this rank's rows in the order of its micro-batches, with their log-probs under the
-        current weights.
-        """
-        log_prob = torch.cat(
-            [self._engine.score(micro, self._plan.temperature).log_probs for micro in micros]
-        )
-        joined = {
-            name: torch.cat([micro[name] for micro in micros]) for name in micros[0] if name not in INPUT_KEYS
-        }
-        return MiniBatch(
-            # On policy the current weights are those that sampled.
-            old_log_prob=joined.get("old_log_probs", log_prob),
-            log_prob=log_prob,
-            advantages=joined["advantages"],
-            response_mask=torch.cat([micro["response_mask"] for micro in micros]),
-            row_weights=joined.get("row_weights", torch.ones(len(log_prob), device=log_prob.device)),
-            ranks=ranks,
-        )
-
-    def loss(self, micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(
+        self, micro: Rows, outputs: Outputs, counts: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected
         to every parameter.
         """
-        scores = self._engine.score(micro, self._plan.temperature)
+        log_probs, entropy = outputs
         prepared = {
             name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)
         }
@@ -206,8 +268,8 @@ class _PolicyLoss:
         mode = config.loss_agg_mode
         # On policy the ratio is 1, and its gradient that of the log-prob.
         loss, metrics = self._policy_loss(
-            old_log_prob=micro["old_log_probs"] if "old_log_probs" in micro else scores.log_probs.detach(),
-            log_prob=scores.log_probs,
+            old_log_prob=micro["old_log_probs"] if "old_log_probs" in micro else log_probs.detach(),
+            log_prob=log_probs,
             advantages=micro["advantages"],
             response_mask=mask,
             loss_agg_mode=mode,
@@ -217,18 +279,18 @@ class _PolicyLoss:
         metrics = {
             **metrics,
             "actor/pg_loss": loss.detach(),
-            "actor/entropy": masked_mean(scores.entropy.detach(), mask),
+            "actor/entropy": masked_mean(entropy.detach(), mask),
         }
         # Otherwise `prepare` has measured the whole mini-batch, before it masked tokens.
         if self._preparation is None:
-            self._measure(scores.log_probs, mask, [micro])
+            self._measure(log_probs, mask, [micro])
         if self._plan.agents:
-            self._add_agents(micro, scores.log_probs.detach(), scores.entropy.detach())
+            self._add_agents(micro, log_probs.detach(), entropy.detach())
         if config.entropy_coeff:
-            loss = loss - config.entropy_coeff * agg_loss(scores.entropy, mask, mode, **counts)
+            loss = loss - config.entropy_coeff * agg_loss(entropy, mask, mode, **counts)
         if config.use_kl_loss:
             kl = agg_loss(
-                kl_penalty(scores.log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **counts
+                kl_penalty(log_probs, micro["ref_log_prob"], config.kl_loss_type), mask, mode, **counts
             )
             loss = loss + config.kl_loss_coef * kl
             metrics["actor/kl_loss"] = kl.detach()
@@ -254,7 +316,11 @@ class _PolicyLoss:
             sampler = torch.cat([micro["rollout_log_probs"] for micro in micros])
             self._gap += sampler_gap(log_prob, sampler, mask, self._threshold)
 
-    def correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
+    def metrics(self, ranks: GroupRanks) -> dict[str, float]:
+        """Return the metrics of the whole update that `take_steps` does not know."""
+        return self._correction_metrics(ranks) | self.agents.metrics(ranks)
+
+    def _correction_metrics(self, ranks: GroupRanks) -> dict[str, float]:
         """Return the gap between sampler and trainer if it was measured here, and the share of
         tokens that a preparation masked.
         """

@@ -189,6 +189,8 @@ def _set_training(module: torch.nn.Module, training: bool) -> None:
 
 def free_gathered(model: Any) -> None:
     """Free gathered parameters, so that the next forward pass gathers the shards again."""
+    if not isinstance(model, FSDPModule):
+        return
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -4,22 +4,30 @@ micro-batches and ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, reduce
 from typing import Any
 
 import torch
 
 from verl.trainer.config import ActorConfig, CriticConfig
-from verl.workers.engine.forward import check_rows
+from verl.workers.engine.forward import INPUT_KEYS, check_rows
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows, select
 from verl.workers.engine.micro_batch import MicroBatchRule
 from verl.workers.engine.ranks import GroupRanks
 from verl.workers.engine.update_metrics import UpdateMetrics, fold
 
-# Maps one micro-batch and the counts that `agg_loss` takes to loss and metrics. Without rows the
-# loss is 0, connected to every parameter.
-MicroLoss = Callable[[Rows, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
+# What a model returns for a micro-batch, each `[bsz, ...]`.
+Outputs = tuple[torch.Tensor, ...]
+# Maps a micro-batch, the model's outputs for it and the counts that `agg_loss` takes to loss and
+# metrics. Without rows the loss is 0, connected to every parameter.
+MicroLoss = Callable[[Rows, Outputs, dict[str, Any]], tuple[torch.Tensor, dict[str, Any]]]
+# Maps micro-batches, a function that returns the model's outputs for them without gradients, and
+# the ranks to the micro-batches that are trained on.
+Prepare = Callable[
+    [list[dict[str, torch.Tensor]], Callable[[], list[Outputs]], GroupRanks], list[dict[str, torch.Tensor]]
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,49 +68,105 @@ class Objective:
     prefix: str
     loss: MicroLoss
     summed: Sequence[str]
-    prepare: Callable[[list[dict[str, torch.Tensor]], GroupRanks], list[dict[str, torch.Tensor]]] | None = (
-        None
-    )
+    prepare: Prepare | None = None
     zero_loss: Callable[[Rows], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one model, or one adapter, is trained on in an update.
+
+    Attributes:
+        config: of its losses and steps.
+        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response
+            token are left out.
+        columns: of the rows.
+        plan: of its steps.
+        objective: its loss.
+        adapter: that is trained; None for the engine's `trainable`.
+    """
+
+    config: ActorConfig | CriticConfig
+    rows: Rows
+    columns: Sequence[str]
+    plan: StepPlan
+    objective: Objective
+    adapter: str | None = None
 
 
 def take_steps(
     engine: FSDPEngine,
-    config: ActorConfig | CriticConfig,
-    rows: Rows,
-    columns: Sequence[str],
-    plan: StepPlan,
+    trainings: Sequence[Training],
+    run: Callable[[Rows], Outputs],
     rule: MicroBatchRule,
-    objective: Objective,
-) -> dict[str, float]:
-    """Run all mini-batches of all epochs and return the metrics, the same on every rank.
+) -> list[dict[str, float]]:
+    """Run all mini-batches of all epochs and return the metrics of each training, the same on every
+    rank.
+
+    Several trainings are of adapters, whose rows are run together: step j of each that has one is
+    one pass, and then each clips, steps and counts alone.
 
     Args:
-        rows: `columns` are read, and `row_weights` `[bsz]` if present; rows without a response
-            token are left out.
+        engine: within `mixing`, for several trainings.
+        trainings: all with rows of one width.
+        run: returns the outputs for rows with `INPUT_KEYS`, and with the index of their training as
+            `part` if there are several.
+        rule: of the micro-batches.
 
     Raises:
         ValueError: a row cannot be scored.
     """
-    real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
-    weighted = ("row_weights",) if "row_weights" in rows else ()
-    rows_with_response = engine.to_device({name: rows[name][real] for name in (*columns, *weighted)})
-    check_rows(rows_with_response)
     ranks = GroupRanks(engine.group, engine.device)
-    totals = UpdateMetrics(ranks, f"{objective.prefix}/skipped_steps")
-    adaptive = config.ppo_mini_update_num is not None
-    sizes = _sizes(len(real), plan.num_mini_batches, adaptive, ranks)
-    with engine.training():
-        for epoch in range(config.ppo_epochs):
+    progress = [_Progress(engine, training, ranks) for training in trainings]
+    with engine.training([training.adapter for training in trainings if training.adapter is not None]):
+        for step in range(max(len(part.steps) for part in progress)):
+            due = [(number, part) for number, part in enumerate(progress) if step < len(part.steps)]
+            minis = {number: part.mini_batch(step) for number, part in due}
+            metrics = _step(engine, trainings, minis, run, rule, ranks)
+            for number, part in due:
+                part.totals.add(metrics.get(number, {}))
+    return [part.metrics() for part in progress]
+
+
+class _Progress:
+    """The steps of one training and their metrics."""
+
+    def __init__(self, engine: FSDPEngine, training: Training, ranks: GroupRanks) -> None:
+        rows = training.rows
+        real = rows["response_mask"].bool().any(dim=1).nonzero().squeeze(1)
+        weighted = ("row_weights",) if "row_weights" in rows else ()
+        self._rows = engine.to_device({name: rows[name][real] for name in (*training.columns, *weighted)})
+        check_rows(self._rows)
+        self._engine = engine
+        self._training = training
+        config = training.config
+        plan = training.plan
+        self.totals = UpdateMetrics(ranks, f"{training.objective.prefix}/skipped_steps")
+        self._adaptive = config.ppo_mini_update_num is not None
+        sizes = _sizes(len(real), plan.num_mini_batches, self._adaptive, ranks)
+        # Of each step: its index in the update, and its rows.
+        self.steps = [
+            (epoch * plan.num_mini_batches + number, index)
+            for epoch in range(config.ppo_epochs)
             for number, index in enumerate(
                 _order(len(real), config.shuffle, plan.shuffle_seed + epoch).split(sizes)
-            ):
-                if plan.first_update is not None:
-                    engine.steps = plan.first_update + epoch * plan.num_mini_batches + number
-                mini = select(rows_with_response, index.to(engine.device))
-                totals.add(_step(engine, mini, plan, rule, objective, config.grad_clip, ranks))
-    count_metric = {f"{objective.prefix}/updates": float(totals.count)} if adaptive else {}
-    return totals.result(tokens=sum(engine.lengths(rows_with_response)) * config.ppo_epochs) | count_metric
+            )
+        ]
+
+    def mini_batch(self, step: int) -> dict[str, torch.Tensor]:
+        """Return the rows of a step, and set its number in the schedule."""
+        number, index = self.steps[step]
+        if self._training.plan.first_update is not None:
+            trainable = self._engine.trainable_of(self._training.adapter)
+            trainable.steps = self._training.plan.first_update + number
+        return select(self._rows, index.to(self._engine.device))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all steps."""
+        prefix = self._training.objective.prefix
+        count_metric = {f"{prefix}/updates": float(self.totals.count)} if self._adaptive else {}
+        tokens = sum(self._engine.lengths(self._rows)) * self._training.config.ppo_epochs
+        return self.totals.result(tokens=tokens) | count_metric
 
 
 def _order(count: int, shuffle: bool, seed: int) -> torch.Tensor:
@@ -143,59 +207,180 @@ def even_sizes(counts: Sequence[int], rank: int, num_mini_batches: int) -> list[
     return [int((part == rank).sum()) for part in parts]
 
 
-def _step(
-    engine: FSDPEngine,
-    mini: Rows,
-    plan: StepPlan,
-    rule: MicroBatchRule,
-    objective: Objective,
-    grad_clip: float,
-    ranks: GroupRanks,
-) -> dict[str, float]:
-    """Take one optimizer step and return this rank's share of the metrics, to be averaged over
-    ranks; without tokens take none.
+@dataclass
+class _Share:
+    """The rows of one training in the micro-batches of a step.
+
+    Attributes:
+        training: see `Training`.
+        mini: its mini-batch.
+        rows: those of the mini-batch that are computed.
+        places: indices of its rows in each micro-batch; None where all are its own.
+        micros: its rows of each micro-batch.
+        tokens: on all ranks.
+        info: what the loss needs to know of all ranks.
+        metrics: of the step, this rank's share.
     """
-    if not float(ranks.sum(mini["response_mask"].sum().double())):
-        return {}
-    rows = mini if objective.zero_loss is None else _computed_rows(mini, objective.zero_loss(mini), ranks)
-    micros = engine.micro_batches(rows, rule)
-    if objective.prepare is not None:
-        micros = objective.prepare(micros, ranks)
-    own_counts = torch.stack(
-        [torch.stack([_counts(micro) for micro in micros]).sum(dim=0), _counts(mini) - _counts(rows)]
-    )
-    (weighted_tokens, size, tokens), skipped = ranks.sum(own_counts).tolist()
-    # `prepare` may have masked every token, on all ranks.
-    if not tokens:
-        return {}
-    info: dict[str, Any] = {
-        "dp_size": ranks.size,
-        "batch_num_tokens": weighted_tokens + skipped[0],
-        "global_batch_size": size + skipped[1],
-        "loss_scale_factor": plan.loss_scale_factor or float(mini["response_mask"].shape[1]),
-    }
-    metrics: dict[str, float] = {}
-    for micro in micros:
-        weight_info = {"row_weights": micro["row_weights"]} if "row_weights" in micro else {}
-        loss, parts = objective.loss(micro, info | weight_info)
-        loss.backward()
-        own_tokens = float(micro["response_mask"].sum())
+
+    training: Training
+    mini: Rows
+    rows: Rows
+    places: list[torch.Tensor | None] = field(default_factory=list)
+    micros: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    tokens: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def of(self, outputs: Outputs, micro: int) -> Outputs:
+        """Return its part of the outputs of a micro-batch."""
+        place = self.places[micro]
+        return outputs if place is None else tuple(values[place] for values in outputs)
+
+    def prepare(self, outputs: Callable[[], list[Outputs]], ranks: GroupRanks) -> None:
+        """Let the objective prepare its micro-batches."""
+        if self.training.objective.prepare is not None:
+
+            def own() -> list[Outputs]:
+                return [self.of(values, micro) for micro, values in enumerate(outputs())]
+
+            self.micros = self.training.objective.prepare(self.micros, own, ranks)
+
+    def counts(self) -> torch.Tensor:
+        """Return `_counts` of the rows that are computed and of the others, `[2, 3]`."""
+        computed = torch.stack([_counts(micro) for micro in self.micros]).sum(dim=0)
+        return torch.stack([computed, _counts(self.mini) - _counts(self.rows)])
+
+    def set_counts(self, counts: Sequence[Sequence[float]], ranks: GroupRanks) -> None:
+        """Set what depends on `counts` of all ranks."""
+        (weighted_tokens, size, self.tokens), skipped = counts
+        plan = self.training.plan
+        self.info = {
+            "dp_size": ranks.size,
+            "batch_num_tokens": weighted_tokens + skipped[0],
+            "global_batch_size": size + skipped[1],
+            "loss_scale_factor": plan.loss_scale_factor or float(self.mini["response_mask"].shape[1]),
+        }
+
+    def loss(self, outputs: Outputs, micro: int, ranks: GroupRanks) -> torch.Tensor:
+        """Return the loss of a micro-batch, and add its metrics."""
+        rows = self.micros[micro]
+        objective = self.training.objective
+        weight_info = {"row_weights": rows["row_weights"]} if "row_weights" in rows else {}
+        loss, parts = objective.loss(rows, self.of(outputs, micro), self.info | weight_info)
+        own_tokens = float(rows["response_mask"].sum())
         if own_tokens:
             fold(
-                metrics,
+                self.metrics,
                 {name: parts[name] for name in parts if name not in objective.summed},
-                own_tokens / tokens * ranks.size,
+                own_tokens / self.tokens * ranks.size,
             )
-            fold(metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
-    lr = engine.lr
-    norm, updated = engine.step(grad_clip)
-    step_metrics = {
-        "grad_norm": norm,
-        "lr": lr,
-        "skipped_steps": float(not updated),
-        "shared_tokens": engine.shared_tokens(micros),
-    }
-    return metrics | {f"{objective.prefix}/{name}": value for name, value in step_metrics.items()}
+            fold(self.metrics, {name: parts[name] for name in parts if name in objective.summed}, 1.0)
+        return loss
+
+    def step(self, engine: FSDPEngine) -> None:
+        """Take the optimizer step, and add its metrics."""
+        training = self.training
+        lr = engine.trainable_of(training.adapter).lr
+        norm, updated = engine.step(training.config.grad_clip, training.adapter)
+        step_metrics = {
+            "grad_norm": norm,
+            "lr": lr,
+            "skipped_steps": float(not updated),
+            "shared_tokens": engine.shared_tokens(self.micros),
+        }
+        self.metrics |= {f"{training.objective.prefix}/{name}": value for name, value in step_metrics.items()}
+
+
+def _step(
+    engine: FSDPEngine,
+    trainings: Sequence[Training],
+    minis: Mapping[int, Rows],
+    run: Callable[[Rows], Outputs],
+    rule: MicroBatchRule,
+    ranks: GroupRanks,
+) -> dict[int, dict[str, float]]:
+    """Take one optimizer step of every training that has tokens on any rank, and return this rank's
+    share of their metrics, to be averaged over ranks; others take none, and are left out.
+
+    Args:
+        minis: mini-batches by index of the training.
+    """
+    tokens = ranks.sum(torch.stack([mini["response_mask"].sum().double() for mini in minis.values()]))
+    shares: dict[int, _Share] = {}
+    for number, count in zip(minis, tokens.tolist(), strict=True):
+        if count:
+            mini = minis[number]
+            zero_loss = trainings[number].objective.zero_loss
+            rows = mini if zero_loss is None else _computed_rows(mini, zero_loss(mini), ranks)
+            shares[number] = _Share(trainings[number], mini, rows)
+    if not shares:
+        return {}
+    micros = _micro_batches(engine, shares, len(trainings) > 1, rule)
+
+    @cache
+    @torch.no_grad()
+    def outputs_before() -> list[Outputs]:
+        return [run(micro) for micro in micros]
+
+    for share in shares.values():
+        share.prepare(outputs_before, ranks)
+    micros = [_with_masks(micro, shares.values(), place) for place, micro in enumerate(micros)]
+    counts = ranks.sum(torch.stack([share.counts() for share in shares.values()]))
+    for share, of_share in zip(shares.values(), counts.tolist(), strict=True):
+        share.set_counts(of_share, ranks)
+    # `prepare` may have masked every token, on all ranks.
+    due = {number: share for number, share in shares.items() if share.tokens}
+    if not due:
+        return {}
+    engine.connect(shares)
+    for place, micro in enumerate(micros):
+        outputs = run(micro)
+        losses = [
+            share.loss(outputs, place, ranks)
+            for share in due.values()
+            # The parameters of an adapter without rows here are connected by the engine.
+            if share.places[place] is None or len(share.micros[place]["response_mask"])
+        ]
+        (reduce(torch.add, losses) if losses else outputs[0][:0].sum()).backward()
+    for number, share in shares.items():
+        if number in due:
+            share.step(engine)
+        else:
+            # AdamW would move weights whose gradient is 0.
+            engine.trainable_of(share.training.adapter).optimizer.zero_grad(set_to_none=True)
+    return {number: share.metrics for number, share in due.items()}
+
+
+def _micro_batches(
+    engine: FSDPEngine, shares: Mapping[int, _Share], several: bool, rule: MicroBatchRule
+) -> list[dict[str, torch.Tensor]]:
+    """Return the micro-batches of all shares, with `INPUT_KEYS`, and `part` with `several`
+    trainings; set the `micros` and `places` of each.
+    """
+    joined = {name: torch.cat([share.rows[name] for share in shares.values()]) for name in INPUT_KEYS}
+    sizes = torch.tensor([len(share.rows["response_mask"]) for share in shares.values()])
+    joined["row"] = torch.cat([torch.arange(size) for size in sizes.tolist()]).to(engine.device)
+    if several:
+        joined["part"] = torch.tensor(list(shares)).repeat_interleave(sizes).to(engine.device)
+    micros = engine.micro_batches(joined, rule)
+    for number, share in shares.items():
+        for micro in micros:
+            place = (micro["part"] == number).nonzero().squeeze(1) if several else None
+            share.places.append(place)
+            share.micros.append(select(share.rows, micro["row"] if place is None else micro["row"][place]))
+    return micros
+
+
+def _with_masks(
+    micro: Mapping[str, torch.Tensor], shares: Iterable[_Share], number: int
+) -> dict[str, torch.Tensor]:
+    """Return a micro-batch with the response masks that shares have prepared."""
+    mask = micro["response_mask"]
+    for share in shares:
+        place = share.places[number]
+        own_mask = share.micros[number]["response_mask"]
+        mask = own_mask if place is None else mask.index_copy(0, place, own_mask)
+    return {**micro, "response_mask": mask}
 
 
 def _computed_rows(mini: Rows, zero_loss: torch.Tensor, ranks: GroupRanks) -> Rows:

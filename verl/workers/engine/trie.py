@@ -9,6 +9,7 @@ branch a token has several next tokens: its logits are computed once and read fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,13 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.workers.engine.attention import PackPlan, plan_branches
+from verl.workers.engine.attention import BUCKET_FILL, PackPlan, plan_branches
+from verl.workers.engine.mixed_adapters import Run, token_runs
 
 # Keys and values of a token are at most about this share of what its activations take.
 GATHERED_SHARE = 1 / 8
 # Logits of a scored token, their gradient, and two temporaries of as many numbers.
 LOGITS_COPIES = 4
-Row = np.ndarray  # `[tokens, 2]` int64: id and position of each token
+# `[tokens, 2]` int64: id and position of each token; with parts `[tokens, 3]`: before them the part
+# of the row, so that rows of different parts share nothing.
+Row = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,14 @@ class Trie:
         plan: what each token attends to.
         before: `[n]` for each unmasked response token of the rows, in row-major order, the index of
             the token before it.
+        runs: which tokens belong to which part; empty without parts.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     plan: PackPlan
     before: torch.Tensor
+    runs: tuple[Run, ...]
 
 
 def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
@@ -53,11 +59,12 @@ def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
     response token.
 
     Args:
-        rows: `input_ids`, `position_ids`, `attention_mask` `[bsz, width]`, and `response_mask`.
+        rows: `input_ids`, `position_ids`, `attention_mask` `[bsz, width]`, `response_mask`, and
+            `part` `[bsz]` if they have parts.
     """
     attention = rows["attention_mask"].bool().cpu().numpy()
     mask = rows["response_mask"].bool().cpu().numpy()
-    inputs = torch.stack([rows["input_ids"], rows["position_ids"]], dim=-1).long().cpu().numpy()
+    inputs = row_inputs(rows).numpy()
     prompt_len = attention.shape[1] - mask.shape[1]
     result: list[Row] = []
     for row, real in enumerate(attention):
@@ -65,6 +72,16 @@ def token_rows(rows: Mapping[str, torch.Tensor]) -> list[Row]:
         stop = prompt_len + int(scored[-1]) if len(scored) else 0
         result.append(inputs[row, :stop][real[:stop]])
     return result
+
+
+def row_inputs(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return what must be equal for two rows to share a token, `[bsz, width, 2]` or with parts
+    `[bsz, width, 3]`, on the CPU: see `Row`.
+    """
+    columns = [rows["input_ids"], rows["position_ids"]]
+    if "part" in rows:
+        columns.insert(0, rows["part"][:, None].expand_as(rows["input_ids"]))
+    return torch.stack(columns, dim=-1).long().cpu()
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
@@ -152,17 +169,23 @@ def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
     order, shared = shared_lengths(paths)
     suffix_lengths = {row: len(paths[row]) - begin for row, begin in zip(order, shared, strict=True)}
     begins = dict(zip(order, shared, strict=True))
+    parts: list[int] = rows["part"].tolist() if "part" in rows else []
     roots = sorted(
         (row for row in order if suffix_lengths[row] and not begins[row]),
-        key=lambda row: -suffix_lengths[row],
+        key=lambda row: (
+            (_length_class(suffix_lengths[row]), parts[row], -suffix_lengths[row])
+            if parts
+            else -suffix_lengths[row]
+        ),
     )
     branches = sorted(
         (row for row in order if suffix_lengths[row] and begins[row]),
-        key=lambda row: (-begins[row], -suffix_lengths[row]),
+        key=lambda row: (-begins[row], -suffix_lengths[row], parts[row] if parts else 0),
     )
     start: dict[int, int] = {}
     size = 0
-    for row in (*roots, *branches):
+    stacked = (*roots, *branches)
+    for row in stacked:
         start[row] = size
         size += suffix_lengths[row]
     where: dict[int, np.ndarray] = {}
@@ -170,7 +193,7 @@ def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
     above = np.zeros(0, dtype=np.int64)
     for row in order:
         stands = np.arange(suffix_lengths[row]) + start.get(row, 0)
-        inputs[stands] = paths[row][begins[row] :]
+        inputs[stands] = paths[row][begins[row] :, -2:]
         above = where[row] = np.concatenate([above[: begins[row]], stands])
     plan = plan_branches(
         [suffix_lengths[row] for row in roots] or [1] * (not size),
@@ -182,7 +205,19 @@ def build_trie(rows: Mapping[str, torch.Tensor]) -> Trie:
         torch.from_numpy(inputs[:, 1].copy()).to(device),
         plan,
         _before(rows, where).to(device),
+        tuple(
+            token_runs([parts[row] for row in stacked], [suffix_lengths[row] for row in stacked])
+            if parts
+            else ()
+        ),
     )
+
+
+def _length_class(length: int) -> int:
+    """Return a number that rows have in common whose lengths differ so little that their attention
+    is one call: within it rows of one part stand together.
+    """
+    return round(math.log(length) / math.log(BUCKET_FILL))
 
 
 def _before(rows: Mapping[str, torch.Tensor], where: Mapping[int, np.ndarray]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from verl.trainer.ppo.core_algos.value import compute_value_loss
 from verl.workers.engine.forward import INPUT_KEYS
 from verl.workers.engine.fsdp_engine import FSDPEngine, Rows
 from verl.workers.engine.micro_batch import MicroBatchRule
-from verl.workers.engine.steps import Objective, StepPlan, take_steps
+from verl.workers.engine.steps import Objective, Outputs, StepPlan, Training, take_steps
 
 COLUMNS = (*INPUT_KEYS, "values", "returns")
 
@@ -35,20 +35,21 @@ def update_values(
     if missing:
         raise ValueError(f"update_critic: the batch has no {missing}; it has {sorted(rows)}")
 
-    def loss(micro: Rows, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        return _loss(engine, config, micro, counts)
+    def run(micro: Rows) -> Outputs:
+        return (engine.value(micro),)
 
-    return take_steps(
-        engine, config, rows, COLUMNS, plan, rule, Objective("critic", loss, summed=("critic/vf_loss",))
-    )
+    def loss(micro: Rows, outputs: Outputs, counts: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        return _loss(config, micro, outputs[0], counts)
+
+    objective = Objective("critic", loss, summed=("critic/vf_loss",))
+    return take_steps(engine, [Training(config, rows, COLUMNS, plan, objective)], run, rule)[0]
 
 
 def _loss(
-    engine: FSDPEngine, config: CriticConfig, micro: Rows, counts: dict[str, Any]
+    config: CriticConfig, micro: Rows, predicted: torch.Tensor, counts: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the loss of one micro-batch and its metrics."""
     mask = micro["response_mask"]
-    predicted = engine.value(micro)
     loss, clip_share = compute_value_loss(
         predicted,
         micro["returns"],

@@ -1,4 +1,4 @@
-"""The model with slots: computes prompts, copies them between slots, and decodes one token per
+"""The model with slots: computes texts chunk by chunk, copies them between slots, and decodes one token per
 slot; owns the logits of every slot.
 """
 
@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from verl.models.fused import fuse_norms, fuse_projections
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
+from verl.workers.rollout.chunks import Chunk
 from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
-from verl.workers.rollout.kv_cache import KV_BLOCK, SlotCache, attending, round_up, use_slot_attention
+from verl.workers.rollout.kv_cache import KV_BLOCK, Place, SlotCache, attending, round_up, use_slot_attention
 
 TOKEN_BUDGET = {"cpu": 128, "cuda": 1024}
 
@@ -26,8 +27,9 @@ class SlotModel:
     Attributes:
         adapters: of the rows.
         slots: rows of a decode step, at least the requested number.
-        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each
-            slot.
+        token_budget: tokens of one pass over chunks.
+        logits: next-token logits [slots, vocab] after the last chunk of a text, copy or decode of
+            each slot.
     """
 
     def __init__(
@@ -63,31 +65,35 @@ class SlotModel:
         """Free the cache."""
         self._cache.release()
 
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        slots: Sequence[int],
-        bucket: int,
-        rows: int,
-        adapters: Sequence[str | None],
-    ) -> None:
-        """Compute prompts, each at most `bucket` long and under its adapter, in a batch of shape
-        [rows, bucket], into their slots.
+    def compute(self, chunks: Sequence[Chunk]) -> list[bool]:
+        """Compute chunks of one width, each under its adapter, into their slots, and return whether
+        the keys of each are numbers.
+
+        The shape is a function of the width alone: the token budget decides the rows. After the
+        last chunk of a text its slot has the logits that follow.
         """
-        ids = np.zeros((rows, bucket), dtype=np.int64)
+        width = chunks[0].width
+        rows = max(1, self.token_budget // width)
+        ids = np.zeros((rows, width), dtype=np.int64)
         last = np.zeros(rows, dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = prompt
-            last[row] = len(prompt) - 1
-        self._cache.reserve(bucket + 1)
-        target = torch.as_tensor(slots, device=self.device)
+        starts = np.zeros(rows, dtype=np.int64)
+        for row, chunk in enumerate(chunks):
+            tokens = chunk.text[chunk.start : chunk.end]
+            ids[row, : len(tokens)] = tokens
+            last[row] = len(tokens) - 1
+            starts[row] = chunk.start
+        self._cache.reserve(max(chunk.start for chunk in chunks) + width)
+        self._cache.begin_chunks([Place(chunk.slot, chunk.start) for chunk in chunks])
+        self.adapters.use_rows([chunk.adapter for chunk in chunks], rows, width)
         ends = torch.as_tensor(last, device=self.device)
-        self._cache.begin_prefill(target, ends[: len(prompts)])
-        self.adapters.use_rows(adapters, rows, bucket)
+        first = torch.as_tensor(starts, device=self.device)
         # Padding repeats the position of the last token: frequencies of some models depend on the
         # highest one.
-        places = torch.arange(bucket, device=self.device).minimum(ends[:, None])
-        keep = {"logits_to_keep": ends} if self._last_logits_only else {}
+        places = first[:, None] + torch.arange(width, device=self.device).minimum(ends[:, None])
+        ending = [row for row, chunk in enumerate(chunks) if chunk.is_last]
+        # The head is run over a number of positions that depends on the width alone, or over none.
+        looked_at = ends.repeat(-(-MIN_ROWS // rows)) if ending else ends[:0]
+        keep = {"logits_to_keep": looked_at} if self._last_logits_only else {}
         with attending(self._cache):
             out = self._model(
                 input_ids=torch.as_tensor(ids, device=self.device),
@@ -96,26 +102,32 @@ class SlotModel:
                 use_cache=True,
                 **keep,
             )
-        diagonal = torch.arange(len(prompts), device=self.device)
-        after_prompt = out.logits[diagonal, diagonal if keep else ends[: len(prompts)]]
-        self.logits[target] = after_prompt
-        self._prompt_logits[target] = after_prompt
+        if ending:
+            index = torch.as_tensor(ending, device=self.device)
+            target = torch.as_tensor([chunks[row].slot for row in ending], device=self.device)
+            after_text = out.logits[index, index if keep else ends[index]]
+            self.logits[target] = after_text
+            self._prompt_logits[target] = after_text
+        return self._cache.chunks_are_finite()
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions and the prompt's logits from source to target slots; a
-        slot may be its own source.
+        """Copy the first `length` positions and the logits after the prompt from source to target
+        slots; a slot may be its own source.
         """
-        moved = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
-        if moved:
-            from_slots, to_slots = torch.as_tensor(moved, device=self.device).unbind(1)
-            self._cache.copy(from_slots, to_slots, length)
-        if unmoved := [target for source, target in zip(sources, targets, strict=True) if source == target]:
-            self._cache.restore(torch.as_tensor(unmoved, device=self.device))
         source = torch.as_tensor(sources, device=self.device)
         target = torch.as_tensor(targets, device=self.device)
+        moved = source != target
+        if bool(moved.any()):
+            self._cache.copy(source[moved], target[moved], 0, length)
         after_prompt = self._prompt_logits[source]
         self.logits[target] = after_prompt
         self._prompt_logits[target] = after_prompt
+
+    def copy_prefix(self, source: int, target: int, start: int, end: int) -> None:
+        """Copy the positions from `start` to before `end` from one slot to another."""
+        self._cache.reserve(end)
+        pair = torch.as_tensor([[source], [target]], device=self.device)
+        self._cache.copy(pair[0], pair[1], start, end)
 
     def end(self, slots: Sequence[int]) -> None:
         """Note that the replies of slots have ended: nothing to do, the slots keep their prompts."""

@@ -1,12 +1,12 @@
 """The `hf` engine: continuous batching over a fixed number of slots, in plain torch and
 transformers.
 
-Replies start and end at any time; each holds one slot of the key-value cache. A step samples one
-token for every active slot, returns finished replies, fills free slots, and runs the model once
-over the slots in use, [rows, 1] with rows a multiple of eight. The shape in which a prompt is
-computed depends on that prompt alone, every reply has its own random numbers, and masked cache
+Replies start and end at any time; each holds one slot of the key-value cache. A step computes some
+chunks of new prompts, samples one token for every active slot, returns finished replies, fills free
+slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
+Prompts are computed on a fixed grid, every reply has its own random numbers, and masked cache
 blocks and other rows change no bit: on a CPU a reply is the same to the last bit in any batch,
-whatever the adapters of the other rows.
+whatever the adapters of the other rows and whatever beginnings of prompts slots hold already.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so
 everything between two steps (requests, aborts, new weights) happens while the model is not running,
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from verl.protocol.generate import GenerateRequest, Generation, RolloutError, St
 from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.requests import check_request
 from verl.workers.rollout.sampling import draw_uniforms
-from verl.workers.rollout.scheduler import Copies, Prefill, Scheduler, prompt_bucket, rows_of
+from verl.workers.rollout.scheduler import Admission, Copy, Fill, Pass, Scheduler
 from verl.workers.rollout.serving import MODELS, serving_of
 from verl.workers.rollout.slots import FAILED, STOP, SlotState
 from verl.workers.rollout.structure import GrammarCompiler, SlotForms
@@ -71,6 +71,8 @@ class HFEngine:
         adapters: that requests may name; each can be used once its weights are loaded.
         load_tokenizer: returns the model's tokenizer, which replies with a `structure` need; None
             refuses them.
+        enable_prefix_caching: beginnings of prompts are computed once while a slot holds them;
+            without, only whole prompts. It changes no bit of a reply.
     """
 
     waits = False
@@ -83,6 +85,7 @@ class HFEngine:
         max_model_len: int,
         adapters: Mapping[str, LoraSpec] | None = None,
         load_tokenizer: Callable[[], Any] | None = None,
+        enable_prefix_caching: bool = True,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise RolloutError(
@@ -95,19 +98,27 @@ class HFEngine:
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
-        self._scheduler = Scheduler(max_num_seqs, self._model.token_budget)
+        self._stats = SlotStats()
+        self._prefix_caching = enable_prefix_caching
+        self._scheduler = self._new_scheduler()
         self._weights = WeightLoader(model)
         self._compiler = (
             None if load_tokenizer is None else GrammarCompiler(load_tokenizer, self._model.vocab_size)
         )
         self._forms = SlotForms()
-        self._running: dict[int, PendingReply] = {}
+        self._running: dict[int, PendingReply] = {}  # replies with a slot
+        self._unsafe: set[int] = set()  # slots of replies with keys that are no numbers
+        self._text_lengths: dict[int, int] = {}  # of the texts computed into slots
+        # Slots whose replies start from what other slots hold: (source, slot, reply).
+        self._copies: list[tuple[int, int, PendingReply]] = []
         self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
         self._pending: dict[int, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._version = 0
-        self._stats = SlotStats()
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self._max_num_seqs, self._model.token_budget, self._prefix_caching, self._stats)
 
     @property
     def version(self) -> int:
@@ -173,11 +184,13 @@ class HFEngine:
         `Generation.earlier` has the tokens that earlier weights sampled. Raises `RolloutError` as
         `WeightLoader.load` and `RowAdapters.load` do.
         """
-        in_flight = any(reply.ticket.request.adapter == adapter for reply in self._running.values())
+        in_flight = any(
+            adapter is None or reply.ticket.request.adapter == adapter for reply in self._running.values()
+        )
         before = self.version_of(adapter) if in_flight else 0
         if adapter is None:
             self._weights.load(named_tensors, final)
-            # The prompts that slots hold have keys of the old weights.
+            # What slots hold has keys of the old weights.
             self._scheduler.forget()
         else:
             self._model.adapters.load(adapter, named_tensors, version, final)
@@ -210,6 +223,7 @@ class HFEngine:
         # an idle row at a position beyond the next, smaller cache would write outside it
         self._slots.stop(every, [0] * len(every))
         self._model.release()
+        self._unsafe.clear()
 
     def wake(self) -> None:
         """Allocate the key-value cache again."""
@@ -224,7 +238,7 @@ class HFEngine:
         """Return counters since the start, and the current load."""
         occupancy = self._stats.sampled / max(1, self._stats.steps * self._model.slots)
         now = {
-            "active": self._slots.active,
+            "active": self._slots.active + self._scheduler.unstarted,
             "waiting": self._scheduler.waiting,
             "version": self._version,
             "occupancy": occupancy,
@@ -269,27 +283,37 @@ class HFEngine:
             self._fail(entry.ticket, f"the engine's loop failed: {type(cause).__name__}: {cause}")
         # A step that failed may have left slots and queue in any state.
         self._slots.stop(range(self._model.slots), [0] * self._model.slots)
-        self._scheduler = Scheduler(self._max_num_seqs, self._model.token_budget)
+        self._unsafe.update(range(self._model.slots))
+        self._copies = []
+        self._scheduler = self._new_scheduler()
 
     @torch.inference_mode()
     def _step(self) -> None:
         while (admission := self._scheduler.admit()) is not None:
             self._admit(admission)
-        if not self._running:
-            return
+        self._begin_copies()
+        for _ in range(self._scheduler.passes):
+            chunks = self._scheduler.next_pass(self._slots.active)
+            if chunks is None:
+                break
+            self._compute(chunks)
+        if self._slots.active:
+            self._sample()
+        self._scheduler.tick()
+
+    def _sample(self) -> None:
         self._stats.steps += 1
-        self._stats.sampled += len(self._running)
+        self._stats.sampled += self._slots.active
         for slot, end in self._slots.step(self._masked_logits() if self._forms else self._model.logits):
             if slot in self._running:  # not if another reply of its request failed in this step
                 self._finish(slot, end)
         if self._forms:
-            self._forms.accept(self._slots.tokens)
-        if self._running:
+            self._forms.accept(self._slots.tokens, self._scheduler.is_filling)
+        if self._slots.active:
             self._slots.advance()
             self._model.decode(
                 self._slots.tokens, self._slots.positions, self._slots.longest + 1, self._slots.used
             )
-        self._scheduler.tick()
 
     def _masked_logits(self) -> torch.Tensor:
         logits, stuck = self._forms.mask(self._model.logits)
@@ -302,65 +326,115 @@ class HFEngine:
                 )
         return logits
 
-    def _admit(self, admission: Prefill | Copies) -> None:
-        if isinstance(admission, Prefill):
-            prompts = [reply.ticket.request.prompt_ids for _, reply in admission.batch]
-            adapters = [reply.ticket.request.adapter for _, reply in admission.batch]
-            self._model.prefill(
-                prompts, [slot for slot, _ in admission.batch], admission.bucket, admission.rows, adapters
-            )
-            started = admission.batch
-            self._stats.prompt_tokens_computed += sum(len(prompt) for prompt in prompts)
+    def _admit(self, admission: Admission) -> None:
+        slot = admission.slot
+        reply = admission.reply
+        request = reply.ticket.request
+        if (move := admission.move) is not None:
+            self._begin_copies()
+            self._make_safe(move.target)
+            self._model.copy([move.source], [move.target], move.length)
+            self._keep_free(move.target, move.length)
+        self._make_safe(slot)
+        self._running[slot] = reply
+        reply.ticket.slots[reply.index] = slot
+        self._model.adapters.assign([slot], [request.adapter])
+        self._keep_free(slot, len(request.prompt_ids))
+        self._copy_prefixes(admission.copies)
+        if admission.source is not None:
+            if any(target == admission.source for _, target, _ in self._copies):
+                self._begin_copies()
+            self._copies.append((admission.source, slot, reply))
+
+    def _begin_copies(self) -> None:
+        """Start the replies whose prompts other slots hold."""
+        if not self._copies:
+            return
+        sources = [source for source, _, _ in self._copies]
+        started = [(slot, reply) for _, slot, reply in self._copies]
+        self._copies = []
+        longest = max(len(reply.ticket.request.prompt_ids) for _, reply in started)
+        self._model.copy(sources, [slot for slot, _ in started], longest)
+        self._start(started)
+
+    def _copy_prefixes(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            self._model.copy_prefix(copy.source, copy.target, copy.start, copy.end)
+
+    def _compute(self, work: Pass) -> None:
+        self._copy_prefixes(work.copies)
+        if not work.chunks:
+            return
+        finite = self._model.compute(work.chunks)
+        self._unsafe.update(
+            chunk.slot for chunk, is_finite in zip(work.chunks, finite, strict=True) if not is_finite
+        )
+        for fill in self._scheduler.computed(work.chunks, finite):
+            self._begin(fill)
+
+    def _begin(self, fill: Fill) -> None:
+        """Start, or go on with, the replies whose text is computed."""
+        slot = fill.slot
+        if fill.prompt is None:
+            self._slots.resume(slot, len(fill.text) - 1)
+            return
+        started = list(fill.followers.items())
+        if started:
+            followers = [follower for follower, _ in started]
+            self._model.copy([slot] * len(followers), followers, len(fill.text))
+            if slot in self._unsafe:
+                self._unsafe.update(followers)
+        if fill.reply is None:
+            self._model.end([slot])
         else:
-            sources = [source for source, _, _ in admission.batch]
-            started = [(slot, reply) for _, slot, reply in admission.batch]
-            longest = max(len(reply.ticket.request.prompt_ids) for _, reply in started)
-            self._model.copy(sources, [slot for slot, _ in started], longest)
-            self._stats.prompt_tokens_copied += sum(
-                len(reply.ticket.request.prompt_ids) for _, reply in started
-            )
-        requests = [reply.ticket.request for _, reply in started]
-        limits = [reply.ticket.limit for _, reply in started]
-        self._model.adapters.assign([slot for slot, _ in started], [request.adapter for request in requests])
+            started.insert(0, (slot, fill.reply))
+        if started:
+            self._start(started)
+
+    def _start(self, started: Sequence[tuple[int, PendingReply]]) -> None:
+        """Start replies whose slots hold their prompts and the logits after them."""
+        tickets = [reply.ticket for _, reply in started]
         self._slots.start(
             [slot for slot, _ in started],
-            [len(request.prompt_ids) for request in requests],
-            limits,
-            [request.sampling for request in requests],
+            [len(ticket.request.prompt_ids) for ticket in tickets],
+            [ticket.limit for ticket in tickets],
+            [ticket.request.sampling for ticket in tickets],
             [
                 draw_uniforms(reply.ticket.request.seed, reply.index, reply.ticket.limit)
                 for _, reply in started
             ],
         )
-        self._running.update(started)
         for slot, reply in started:
             if reply.ticket.grammar is not None:
                 self._forms.start(slot, reply.ticket.grammar, reply.ticket.request.sampling.stop_token_ids)
 
     @torch.inference_mode()
     def _continue_with_new_weights(self, adapter: str | None, before: int) -> None:
-        """Compute the keys of the adapter's replies in flight again, and note their tokens that the
-        version `before` sampled.
+        """Let the keys of replies in flight be computed again, and note the tokens of the adapter's
+        own that the version `before` sampled. New weights of the model change all keys.
         """
         for slot, reply in self._running.items():
             request = reply.ticket.request
-            if request.adapter != adapter:
+            # A text that is being computed has begun again already.
+            if (adapter is not None and request.adapter != adapter) or not self._slots.is_active(slot):
                 continue
             tokens, _ = self._slots.output(slot)
             noted = self._earlier.setdefault(slot, [])
             # Those of still earlier versions are noted already.
-            if new := len(tokens) - sum(count for _, count in noted):
+            new = len(tokens) - sum(count for _, count in noted)
+            if new and request.adapter == adapter:
                 noted.append((before, new))
             text = (*request.prompt_ids, *tokens)
-            bucket = prompt_bucket(len(text))
-            self._model.prefill([text], [slot], bucket, rows_of(bucket, self._model.token_budget), [adapter])
+            self._slots.suspend(slot)
+            self._model.end([slot])
+            self._keep_free(slot, len(text))
+            self._scheduler.continue_text(slot, reply, text)
 
     def _finish(self, slot: int, end: int) -> None:
         ticket = self._running[slot].ticket
         if end == FAILED:
-            bad = self._slots_of(ticket)  # the request's other replies have copies of the same keys
-            self._model.clear(bad)
-            self._scheduler.forget(bad)
+            # The request's other replies have copies of the same keys.
+            self._condemn(self._slots_of(ticket))
             self._fail(
                 ticket,
                 f"the model gave non-finite logits for request {ticket.request.request_id or '(no id)'}",
@@ -376,7 +450,7 @@ class HFEngine:
         earlier: tuple[tuple[int, int], ...] = ()
         if slot is not None:
             earlier = tuple(self._earlier.get(slot, ()))
-            self._release(slot)
+            self._release(slot, reason == "abort")
         version = self.version_of(reply.ticket.request.adapter)
         reply.ticket.replies[reply.index] = Generation(
             tokens, log_probs, reason, version=version, earlier=earlier
@@ -405,19 +479,39 @@ class HFEngine:
     def _fail(self, ticket: Ticket, error: str, kind: type[RolloutError] = RolloutError) -> None:
         self._scheduler.withdraw(ticket)
         for slot in self._slots_of(ticket):
-            self._release(slot)
+            self._release(slot, True)
         self._stats.failed += ticket.open
         entry = self._pending.pop(id(ticket), None)
         if entry is not None and not entry.future.done():
             entry.future.set_exception(kind(error))
 
     def _slots_of(self, ticket: Ticket) -> list[int]:
-        return [slot for slot, reply in self._running.items() if reply.ticket is ticket]
+        return list(ticket.slots.values())
 
-    def _release(self, slot: int) -> None:
+    def _release(self, slot: int, is_early: bool) -> None:
+        """Free the slot of a reply; one that ends early may have keys that no step has looked at."""
         reply = self._running.pop(slot)
+        del reply.ticket.slots[reply.index]
         self._earlier.pop(slot, None)
         self._forms.stop(slot)
-        self._slots.stop([slot], [len(reply.ticket.request.prompt_ids)])
+        self._slots.stop([slot], [self._text_lengths[slot]])
         self._model.end([slot])
+        if is_early and not bool(self._model.logits[slot].isfinite().all()):
+            self._condemn([slot])
         self._scheduler.free(slot)
+
+    def _condemn(self, slots: Sequence[int]) -> None:
+        """Let nothing use what slots hold: it is cleared before their next replies."""
+        self._unsafe.update(slots)
+        self._scheduler.forget(slots)
+
+    def _keep_free(self, slot: int, length: int) -> None:
+        """Let steps write the idle row of a slot behind a text that is computed into it."""
+        self._text_lengths[slot] = length
+        self._model.reserve(length + 1)
+        self._slots.park([slot], [length])
+
+    def _make_safe(self, slot: int) -> None:
+        if slot in self._unsafe:
+            self._unsafe.remove(slot)
+            self._model.clear([slot])

@@ -1,21 +1,21 @@
 """Key-value cache with one fixed slot per reply, and the attention that reads it.
 
-The cache has two modes. In a prefill the rows are prompts: attention is causal among the row's own
-tokens, and the keys and values are copied into the slots set by `begin_prefill`. In a decode step
-row i is slot i: its new key and value are written at the slot's own position and attention reads
-the slot up to `length`, a multiple of `KV_BLOCK`. Positions after a slot's own are masked;
-appending masked blocks changes no bit of the result, so a row does not depend on the lengths of
-other rows.
+The cache has two modes. In a pass over chunks every row is a piece of a text: its keys and values
+are written into the slot at the piece's own positions, and its queries attend to that slot up to
+the piece's end. Each row is computed alone, in a shape that its place in the text decides. In a
+decode step row i is slot i: its new key and value are written at the slot's own position and
+attention reads the slot up to `length`, a multiple of `KV_BLOCK`. Positions after a slot's own are
+masked; appending masked blocks changes no bit of the result, so a row does not depend on the
+lengths of other rows.
 
 Which earlier tokens a layer attends to is decided by the mask that the model itself asks
-transformers for: `slot_mask` is registered as the function that makes it. A layer whose mask
-reaches back over `reach` tokens (a sliding window, a chunk) holds that many, rounded up to
-`KV_BLOCK`, in a ring: position p is in column p modulo the size of the ring.
+transformers for: `slot_mask` is registered as the function that makes it. All layers hold all
+positions: what a sliding window or a chunk hides is hidden by the mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,9 +30,6 @@ from transformers.masking_utils import causal_mask_function
 from verl.protocol.generate import RolloutError
 
 KV_BLOCK = 64
-PREFILL_BLOCK = (
-    256  # queries of a prompt that are computed together under other masks than the plain causal one
-)
 ATTENTION = "verl_slots"
 
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
@@ -44,17 +41,23 @@ def round_up(n: int, multiple: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Some queries of a prompt, from `start` to before `end`, and the keys that they may attend to,
-    from `first` to before `end`.
+class Place:
+    """Where a row of a pass over chunks belongs: its slot and the position of its first token."""
 
-    `hidden` [queries, keys] is True where a key is not attended to.
+    slot: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The keys that a row of a pass over chunks reads: those from position `first` to before `end`.
+
+    `added` [tokens, keys] is 0, or -inf where a key is not attended to.
     """
 
-    start: int
-    end: int
     first: int
-    hidden: torch.Tensor
+    end: int
+    added: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -62,100 +65,17 @@ class SlotMask:
     """The mask of the layers of one kind in one forward pass.
 
     Attributes:
-        reach: number of tokens, up to a token's own, that it can attend to; None without a limit.
-        blocks: of a prefill; empty for a plain causal mask.
+        readings: of a pass over chunks, one per row that has a chunk.
         added: of a decode step: 0 or -inf, [slots, 1, 1, columns].
     """
 
-    reach: int | None
-    blocks: tuple[Block, ...] = ()
+    readings: tuple[Reading, ...] = ()
     added: torch.Tensor | None = None
 
 
-class _Layer:
-    """Keys and values of one layer, [slots, heads, columns, channels] each, and those of the
-    prompts if the layer is a ring.
-    """
-
-    def __init__(self, ring: int | None, keep_prompts: bool) -> None:
-        self.ring = ring
-        # Without a ring no later position overwrites a prompt.
-        self._keep_prompts = keep_prompts and ring is not None
-        self.tensors: list[torch.Tensor] = []
-        self.prompts: list[torch.Tensor] = []
-
-    def columns(self, length: int) -> int:
-        """Return the number of columns that hold `length` positions."""
-        return length if self.ring is None else min(length, self.ring)
-
-    def grow(
-        self, shapes: list[tuple[int, ...]], length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Allocate columns for `length` positions of tensors of these shapes [slots, heads, _,
-        channels], keeping stored values.
-        """
-        for tensors in (self.tensors, self.prompts)[: 1 + self._keep_prompts]:
-            grown = []
-            for i, (slots, heads, _, channels) in enumerate(shapes):
-                tensor = torch.zeros(slots, heads, self.columns(length), channels, dtype=dtype, device=device)
-                if tensors:
-                    tensor[:, :, : tensors[i].shape[2]] = tensors[i]
-                grown.append(tensor)
-            tensors[:] = grown
-
-    def store(self, states: tuple[torch.Tensor, ...], slots: torch.Tensor, last: torch.Tensor) -> None:
-        """Copy the first rows of the states of prompts, whose last positions are `last`, into the
-        slots.
-        """
-        for i, state in enumerate(states):
-            columns = self.tensors[i].shape[2]
-            count = min(state.shape[2], columns)
-            state = state[: len(slots)]
-            if self.ring is not None and state.shape[2] > columns:
-                # Of a prompt longer than the ring its last positions remain, each in its own
-                # column.
-                place = torch.arange(columns, device=state.device)
-                # Columns that a shorter prompt does not reach get any value: the mask hides them.
-                position = (last[:, None] - (last[:, None] - place) % columns).clamp_min(0)
-                state = state.gather(
-                    2, position[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
-                )
-            for tensors in (self.tensors, self.prompts)[: 1 + self._keep_prompts]:
-                tensors[i][slots, :, :count] = state[:, :, :count].to(tensors[i].dtype)
-
-    def append(
-        self, states: tuple[torch.Tensor, ...], rows: torch.Tensor, positions: torch.Tensor, length: int
-    ) -> list[torch.Tensor]:
-        """Write one position of every row and return the columns that attention reads."""
-        column = positions if self.ring is None else positions % self.ring
-        for tensor, state in zip(self.tensors, states, strict=True):
-            tensor[rows, :, column] = state[:, :, 0].to(tensor.dtype)
-        return [tensor[: len(rows), :, : self.columns(length)] for tensor in self.tensors]
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
-        """Copy the prompts of the source slots, at most `length` long, into the target slots."""
-        count = self.columns(length)
-        for i, tensor in enumerate(self.tensors):
-            prompts = self.prompts[i] if self._keep_prompts else tensor
-            tensor[target, :, :count] = prompts[source, :, :count]
-            if self._keep_prompts:
-                prompts[target, :, :count] = prompts[source, :, :count]
-
-    def restore(self, slots: torch.Tensor) -> None:
-        """Bring the prompts of slots back that later positions have overwritten."""
-        if self._keep_prompts:
-            for tensor, prompts in zip(self.tensors, self.prompts, strict=True):
-                tensor[slots] = prompts[slots]
-
-    def clear(self, slots: torch.Tensor) -> None:
-        """Zero the slots."""
-        for tensor in (*self.tensors, *self.prompts):
-            tensor[slots] = 0
-
-
 class SlotCache(Cache):
-    """Keys and values of all slots; tensors are allocated when a layer first stores something, by
-    the shapes that it stores.
+    """Keys and values of all slots, by layer [slots, heads, positions, channels] each; tensors are
+    allocated when a layer first stores something, by the shapes that it stores.
     """
 
     def __init__(
@@ -167,122 +87,124 @@ class SlotCache(Cache):
         self._max_length = round_up(max_length, KV_BLOCK)
         self._dtype = dtype
         self._device = device
-        self._stored: dict[int, _Layer] = {}
-        self._shapes: dict[int, list[tuple[int, ...]]] = {}
+        self._stored: dict[int, list[torch.Tensor]] = {}
         self._room = 0
         self._all_rows = torch.arange(slots, device=device)
-        self._places = torch.arange(self._max_length, device=device)
+        self._columns = torch.arange(self._max_length, device=device)
         self._zero = torch.zeros((), dtype=torch.long, device=device)
         self._positions = self._all_rows
         self._length = 0
-        self._last: torch.Tensor | None = None
-        self._prefill_slots: torch.Tensor | None = None
-        self._pending: tuple[int, tuple[torch.Tensor, ...]] | None = None
+        self.places: tuple[Place, ...] = ()
+        # Such models compute keys from what they store, so that only the rows' own are returned.
+        self.gathers = getattr(config.get_text_config(), "kv_lora_rank", None) is not None
+        self._last_written: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def allocated(self) -> int:
-        """Number of allocated positions per slot; rings hold fewer."""
+        """Number of allocated positions per slot."""
         return self._room
 
     @property
     def bytes(self) -> int:
         """Number of bytes of all tensors."""
-        layers = self._stored.values()
-        return sum(tensor.nbytes for layer in layers for tensor in (*layer.tensors, *layer.prompts))
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether the forward pass is a prefill."""
-        return self._prefill_slots is not None
+        return sum(tensor.nbytes for tensors in self._stored.values() for tensor in tensors)
 
     def reserve(self, length: int) -> None:
         """Allocate `length` positions per slot (at most the maximum), keeping stored values; at
         least doubles, to keep copies rare.
         """
-        self.settle(None)
         length = min(length, self._max_length)
         if length <= self._room:
             return
         self._room = min(self._max_length, max(round_up(length, KV_BLOCK), 2 * self._room))
-        for index, layer in self._stored.items():
-            layer.grow(self._shapes[index], self._room, self._dtype, self._device)
+        for tensors in self._stored.values():
+            for i, tensor in enumerate(tensors):
+                grown = self._zeros(tensor.shape[1], tensor.shape[3])
+                grown[:, :, : tensor.shape[2]] = tensor
+                tensors[i] = grown
+
+    def _zeros(self, heads: int, channels: int) -> torch.Tensor:
+        return torch.zeros(self._slots, heads, self._room, channels, dtype=self._dtype, device=self._device)
 
     def release(self) -> None:
         """Free all memory and stored values."""
         self._stored = {}
-        self._shapes = {}
         self._room = 0
-        self._pending = None
 
-    def begin_prefill(self, slots: torch.Tensor, last: torch.Tensor | None = None) -> None:
-        """Store the first `len(slots)` rows of the next forward pass in these slots; their last
-        positions are `last`.
+    def begin_chunks(self, places: Sequence[Place]) -> None:
+        """In the next forward pass, write the tokens of the first `len(places)` rows at these
+        places, each of which ends within the allocated positions.
         """
-        self.settle(None)
-        self._prefill_slots = slots
-        self._last = last
+        self.places = tuple(places)
+        self._last_written = None
+
+    def chunks_are_finite(self) -> list[bool]:
+        """Return, per row of the last pass over chunks, whether its keys and values are numbers.
+
+        Those of the last layer are looked at: what is not finite in an earlier one reaches the
+        same row of all later ones through the residual.
+        """
+        if self._last_written is None:  # a model whose layers store nothing
+            return [True] * len(self.places)
+        rows = len(self.places)
+        finite = [states[:rows].isfinite().flatten(1).all(1) for states in self._last_written]
+        return [bool(row) for row in (finite[0] & finite[1]).tolist()]
 
     def begin_decode(self, positions: torch.Tensor, length: int) -> None:
         """In the next forward pass, write the first `len(positions)` slots at `positions` and
         attend to the first `length` positions.
         """
-        self.settle(None)
-        self._prefill_slots = None
+        self.places = ()
         self._positions = positions
         self._length = length
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
-        """Copy the prompts of the source slots, at most `length` long, into the target slots."""
-        self.settle(None)
-        for layer in self._stored.values():
-            layer.copy(source, target, length)
-
-    def restore(self, slots: torch.Tensor) -> None:
-        """Bring the prompts of slots back that a reply has overwritten, as it does in a ring."""
-        for layer in self._stored.values():
-            layer.restore(slots)
+    def copy(self, source: torch.Tensor, target: torch.Tensor, start: int, end: int) -> None:
+        """Copy the positions from `start` to before `end` of the source slots into the target
+        slots.
+        """
+        for tensors in self._stored.values():
+            for tensor in tensors:
+                tensor[target, :, start:end] = tensor[source, :, start:end]
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zero the slots, so that a non-finite value cannot reach a later reply through a masked
         position.
         """
-        self.settle(None)
-        for layer in self._stored.values():
-            layer.clear(slots)
+        for tensors in self._stored.values():
+            for tensor in tensors:
+                tensor[slots] = 0
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store one layer's new keys and values and return those that attention reads.
-
-        In a prefill they are stored when attention has said how far back the layer reaches
-        (`settle`).
+        """Store one layer's new keys and values and return those that attention reads: in a pass
+        over chunks those of all slots (of the rows, if the model computes keys from them), in a
+        decode step the rows' own up to `length`.
         """
-        if self._prefill_slots is not None:
-            self.settle(None)
-            self._pending = (layer_idx, (key_states, value_states))
-            return key_states, value_states
+        states = (key_states, value_states)
+        if layer_idx not in self._stored:
+            self._stored[layer_idx] = [self._zeros(state.shape[1], state.shape[3]) for state in states]
+        keys, values = self._stored[layer_idx]
+        if self.places:
+            end = key_states.shape[2]
+            for tensor, state in zip((keys, values), states, strict=True):
+                for row, place in enumerate(self.places):
+                    tensor[place.slot, :, place.start : place.start + end] = state[row]
+            self._last_written = states
+            return self._of_rows(keys, values, len(key_states), end) if self.gathers else (keys, values)
         rows = self._all_rows[: len(self._positions)]
-        keys, values = self._stored[layer_idx].append(
-            (key_states, value_states), rows, self._positions, self._length
-        )
-        return keys, values
+        for tensor, state in zip((keys, values), states, strict=True):
+            tensor[rows, :, self._positions] = state[:, :, 0].to(tensor.dtype)
+        return keys[: len(rows), :, : self._length], values[: len(rows), :, : self._length]
 
-    def settle(self, reach: int | None) -> None:
-        """Store the last keys and values of a prefill, of a layer that attends to `reach` tokens."""
-        if self._pending is None or self._prefill_slots is None:
-            return
-        index, states = self._pending
-        self._pending = None
-        if index not in self._stored:
-            ring = None if reach is None else round_up(reach, KV_BLOCK)
-            self._stored[index] = _Layer(ring, keep_prompts=ring is not None and ring < self._max_length)
-            self._shapes[index] = [(self._slots, *state.shape[1:]) for state in states]
-            self._stored[index].grow(self._shapes[index], self._room, self._dtype, self._device)
-        last = (
-            torch.full_like(self._prefill_slots, states[0].shape[2] - 1) if self._last is None else self._last
-        )
-        self._stored[index].store(states, self._prefill_slots, last)
+    def _of_rows(
+        self, keys: torch.Tensor, values: torch.Tensor, rows: int, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of the slots of `rows` rows up to the end of their chunks."""
+        slots = [place.slot for place in self.places]
+        index = torch.as_tensor(slots + slots[:1] * (rows - len(slots)), device=self._device)
+        length = round_up(max(place.start for place in self.places) + width, KV_BLOCK)
+        return keys[index, :, :length], values[index, :, :length]
 
     def mask(self, visible: MaskFunction, reach: int | None, tokens: int) -> SlotMask:
         """Return the mask of a forward pass of `tokens` per row.
@@ -290,60 +212,34 @@ class SlotCache(Cache):
         Args:
             visible: tells whether a query attends to a key:
                 `visible(row, head, query position, key position)`.
-            reach: as in `SlotMask`.
+            reach: number of tokens, up to a token's own, that it can attend to; None without a
+                limit.
             tokens: of a row; 1 in a decode step.
         """
-        if self.prefilling:
-            # torch has a kernel for this mask, which needs no tensor.
-            if visible is causal_mask_function:
-                return SlotMask(reach)
-            blocks = tuple(self._blocks(visible, reach, tokens))
-            # A window that is longer than the prompt hides nothing more than the plain mask.
-            return SlotMask(reach) if all(_is_causal(block) for block in blocks) else SlotMask(reach, blocks)
-        ring = None if reach is None else round_up(reach, KV_BLOCK)
-        columns = self._length if ring is None else min(self._length, ring)
+        if self.places:
+            return SlotMask(
+                tuple(self._reading(visible, reach, place.start, tokens) for place in self.places)
+            )
         query = self._positions[:, None]
-        key = self._places[:columns]
+        key = self._columns[: self._length]
         rows = self._all_rows[: len(self._positions), None]
-        if ring is None:
-            hidden = (
-                key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
-            )
-        else:
-            # The position in a column: the last one up to the query's own that falls on it.
-            key = query - (query - key) % ring
-            # Negative: nothing has been written there yet.
-            hidden = ~(visible(rows, self._zero, query, key) & (key >= 0))
-        added = torch.zeros(len(query), columns, device=self._device).masked_fill_(hidden, float("-inf"))
-        return SlotMask(reach, added=added[:, None, None, :])
+        hidden = key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
+        return SlotMask(added=_added(hidden)[:, None, None, :])
 
-    def _blocks(self, visible: MaskFunction, reach: int | None, tokens: int) -> Iterator[Block]:
-        for start in range(0, tokens, PREFILL_BLOCK):
-            end = min(start + PREFILL_BLOCK, tokens)
-            first = 0 if reach is None else max(0, start - reach + 1)
-            query = torch.arange(start, end, device=self._device)[:, None]
-            key = torch.arange(first, end, device=self._device)[None, :]
-            yield Block(
-                start,
-                end,
-                first,
-                (~visible(self._zero, self._zero, query, key)).expand(end - start, end - first),
-            )
-
-
-def _causal_blocks(tokens: int, device: torch.device) -> Iterator[Block]:
-    """Yield the blocks of a plain causal mask."""
-    for start in range(0, tokens, PREFILL_BLOCK):
-        end = min(start + PREFILL_BLOCK, tokens)
-        yield Block(
-            start, end, 0, torch.ones(end - start, end, dtype=torch.bool, device=device).triu_(start + 1)
+    def _reading(self, visible: MaskFunction, reach: int | None, start: int, tokens: int) -> Reading:
+        end = start + tokens
+        # Whole blocks, so that the shape is a matter of the chunk's place alone.
+        first = 0 if reach is None else max(0, start - reach + 1) // KV_BLOCK * KV_BLOCK
+        query = self._columns[start:end, None]
+        key = self._columns[None, first:end]
+        hidden = (
+            key > query if visible is causal_mask_function else ~visible(self._zero, self._zero, query, key)
         )
+        return Reading(first, end, _added(hidden.expand(tokens, end - first)))
 
 
-def _is_causal(block: Block) -> bool:
-    return block.first == 0 and torch.equal(
-        block.hidden, torch.ones_like(block.hidden).triu_(block.start + 1)
-    )
+def _added(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 _CACHE: ContextVar[SlotCache] = ContextVar("slot_cache")
@@ -390,13 +286,13 @@ def slot_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of a prefill or of a decode step, under the mask of `slot_mask`; None
-    is a plain causal mask.
+    """Compute the attention of chunks or of a decode step, under the mask of `slot_mask`; None is
+    a plain causal mask.
 
-    query [rows, heads, tokens, channels], key and value [rows, kv_heads, length, channels]; `s_aux`
-    [heads] are attention sinks. Returns [rows, tokens, heads, channels of a value]. Query heads
-    that share a key head are folded, so keys are never repeated. Raises RolloutError for a mask or
-    a bias that another function than `slot_mask` has made.
+    query [rows, heads, tokens, channels], key and value as `SlotCache.update` returns them;
+    `s_aux` [heads] are attention sinks. Returns [rows, tokens, heads, channels of a value]. Query
+    heads that share a key head are folded, so keys are never repeated. Raises RolloutError for a
+    mask or a bias that another function than `slot_mask` has made.
     """
     cache = _CACHE.get()
     rows, heads, tokens, channels = query.shape
@@ -406,10 +302,16 @@ def slot_attention(
         raise RolloutError(f"{type(module).__name__} adds numbers of its own to the scores of its attention")
     scale = channels**-0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.reshape(1, key.shape[1], -1, 1)
-    if cache.prefilling:
-        cache.settle(attention_mask.reach)
-        out = _attend_prompts(query, key, value, attention_mask.blocks, scale, softcap, sinks)
-        return out.transpose(1, 2).contiguous(), None
+    if cache.places:
+        out = query.new_zeros(rows, tokens, heads, value.shape[-1])
+        for row, (place, reading) in enumerate(zip(cache.places, attention_mask.readings, strict=True)):
+            seen = slice(reading.first, reading.end)
+            at = row if cache.gathers else place.slot
+            keys = key[at : at + 1, :, seen]
+            values = value[at : at + 1, :, seen]
+            chunk = _attend_chunk(query[row : row + 1], keys, values, reading.added, scale, softcap, sinks)
+            out[row] = chunk[0].transpose(0, 1)
+        return out, None
     assert attention_mask.added is not None
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], channels)
     # The fused kernel has neither a soft cap nor sinks, and on a CPU it is slower.
@@ -420,43 +322,26 @@ def slot_attention(
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _attend_prompts(
+def _attend_chunk(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    blocks: tuple[Block, ...],
+    added: torch.Tensor,
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention of prompts, [rows, heads, tokens, channels]."""
-    rows, heads, tokens, channels = query.shape
+    """Return the attention of one chunk, [1, heads, tokens, channels]."""
+    _, heads, tokens, channels = query.shape
     kv_heads = key.shape[1]
-    plain = softcap is None and sinks is None
-    if plain and not blocks:
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=heads != kv_heads
+            query, key, value, attn_mask=added.to(query.dtype), scale=scale, enable_gqa=heads != kv_heads
         )
-    outs = []
-    for block in blocks or _causal_blocks(tokens, query.device):
-        queries = query[:, :, block.start : block.end]
-        keys = key[:, :, block.first : block.end]
-        values = value[:, :, block.first : block.end]
-        if plain:
-            outs.append(
-                F.scaled_dot_product_attention(
-                    queries, keys, values, attn_mask=~block.hidden, scale=scale, enable_gqa=heads != kv_heads
-                )
-            )
-            continue
-        added = torch.zeros(block.hidden.shape, device=query.device).masked_fill_(block.hidden, float("-inf"))
-        folded = queries.reshape(rows, kv_heads, -1, channels)
-        repeated = None if sinks is None else sinks.repeat_interleave(len(added), 2)
-        out = attend_in_steps(
-            folded, keys, values, added.repeat(heads // kv_heads, 1), scale, softcap, repeated
-        )
-        outs.append(out.reshape(rows, heads, len(added), value.shape[-1]))
-    return torch.cat(outs, 2)
+    folded = query.reshape(1, kv_heads, -1, channels)
+    repeated = None if sinks is None else sinks.repeat_interleave(tokens, 2)
+    out = attend_in_steps(folded, key, value, added.repeat(heads // kv_heads, 1), scale, softcap, repeated)
+    return out.reshape(1, heads, tokens, value.shape[-1])
 
 
 def attend_in_steps(

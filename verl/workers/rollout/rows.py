@@ -15,7 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
-from verl.workers.rollout.forward import TOKEN_BUDGET, without_router_logits
+from verl.workers.rollout.chunks import Chunk
+from verl.workers.rollout.forward import without_router_logits
 
 _CACHES = ("past_key_values", "cache_params")
 
@@ -43,8 +44,8 @@ class RowModel:
     Attributes:
         adapters: of the rows.
         slots: the requested number.
-        logits: next-token logits [slots, vocab] after the last prefill, copy or decode of each
-            slot.
+        token_budget: None: texts are computed whole.
+        logits: next-token logits [slots, vocab] after the last text, copy or decode of each slot.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class RowModel:
         self.slots = slots
         self.adapters = RowAdapters(model, adapters or {}, slots)
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self.token_budget = TOKEN_BUDGET["cpu"]
+        self.token_budget = None  # a text is computed whole
         self.logits = torch.zeros(slots, self.vocab_size, dtype=weight.dtype, device=self.device)
         self._prompt_logits = torch.zeros_like(self.logits)
         self._prompts: dict[int, _Row] = {}
@@ -80,25 +81,17 @@ class RowModel:
         self._prompts = {}
         self._replies = {}
 
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        slots: Sequence[int],
-        bucket: int,
-        rows: int,
-        adapters: Sequence[str | None],
-    ) -> None:
-        """Compute prompts, each alone and under its adapter, into their slots; `bucket` and `rows`
-        are those of a batch.
-        """
-        for prompt, slot, adapter in zip(prompts, slots, adapters, strict=True):
-            self.adapters.use_rows([adapter], 1, len(prompt))
+    def compute(self, chunks: Sequence[Chunk]) -> list[bool]:
+        """Compute texts, each whole and alone and under its adapter, into their slots."""
+        for chunk in chunks:
+            self.adapters.use_rows([chunk.adapter], 1, len(chunk.text))
             row = _Row([])
-            logits = self._run(row, prompt)
-            self._prompts[slot] = row
-            self._replies[slot] = row.branch()
-            self.logits[slot] = logits
-            self._prompt_logits[slot] = logits
+            logits = self._run(row, list(chunk.text))
+            self._prompts[chunk.slot] = row
+            self._replies[chunk.slot] = row.branch()
+            self.logits[chunk.slot] = logits
+            self._prompt_logits[chunk.slot] = logits
+        return [True] * len(chunks)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Start from the prompts of the source slots in the target slots; a slot may be its own
@@ -111,6 +104,10 @@ class RowModel:
             self._replies[target] = row.branch()
         self.logits[list(targets)] = logits
         self._prompt_logits[list(targets)] = logits
+
+    def copy_prefix(self, source: int, target: int, start: int, end: int) -> None:
+        """Never called: texts that are computed whole share no beginnings."""
+        raise NotImplementedError
 
     def end(self, slots: Sequence[int]) -> None:
         """Free the caches of replies that have ended; the slots keep their prompts."""

@@ -111,6 +111,7 @@ def build_engine(
         max_model_len=max_model_len,
         adapters=specs,
         load_tokenizer=tokenizer if rollout.structured_outputs else None,
+        enable_prefix_caching=rollout.enable_prefix_caching,
     )
 
 

@@ -21,9 +21,9 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.protocol.generate import RolloutError
+from verl.workers.rollout.chunks import compute_texts
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.rows import RowModel
-from verl.workers.rollout.scheduler import prompt_bucket
 
 Mode = Literal["slots", "rows"]
 Served = SlotModel | RowModel
@@ -39,7 +39,7 @@ BELOW_LIMIT = (
     5,
     17,
 )
-BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second wraps a ring
+BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second has two chunks
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))
 TOKENS = 8
@@ -245,13 +245,7 @@ def _serve(
     """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in
     the case.
     """
-    buckets: dict[int, list[int]] = {}
-    for i in row_indices:
-        buckets.setdefault(prompt_bucket(len(case.prompts[i])), []).append(i)
-    for bucket, rows in buckets.items():
-        serving_model.prefill(
-            [case.prompts[i] for i in rows], rows, bucket, len(case.prompts), [None] * len(rows)
-        )
+    compute_texts(serving_model, {i: case.prompts[i] for i in row_indices})
     tokens = torch.zeros(serving_model.slots, dtype=torch.long)
     positions = torch.zeros(serving_model.slots, dtype=torch.long)
     steps = []

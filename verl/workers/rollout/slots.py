@@ -62,6 +62,10 @@ class SlotState:
         """Highest position of a token in any active slot."""
         return int(self._host_positions.max(where=self._host_active, initial=0))
 
+    def is_active(self, slot: int) -> bool:
+        """Whether a slot has an unfinished reply that is sampled."""
+        return bool(self._host_active[slot])
+
     def start(
         self,
         slots: Sequence[int],
@@ -142,6 +146,22 @@ class SlotState:
         self._temperature[index] = 1.0
         self.tokens[index] = 0
         self._put(self.positions, index, park_at)
+
+    def park(self, slots: Sequence[int], at: Sequence[int]) -> None:
+        """Let steps write the idle rows of slots at position `at`."""
+        self._put(self.positions, torch.as_tensor(np.asarray(slots), device=self.device), at)
+
+    def suspend(self, slot: int) -> None:
+        """Stop sampling for a reply until `resume`."""
+        self._host_active[slot] = False
+        self._active[slot] = False
+
+    def resume(self, slot: int, position: int) -> None:
+        """Go on with a suspended reply, whose last token is at `position`."""
+        self._host_active[slot] = True
+        self._active[slot] = True
+        self._host_positions[slot] = position
+        self.positions[slot] = position
 
     def _put(self, target: torch.Tensor, index: torch.Tensor, values: Sequence[float] | np.ndarray) -> None:
         target[index] = torch.as_tensor(np.asarray(values), device=self.device).to(target.dtype)

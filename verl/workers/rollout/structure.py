@@ -151,12 +151,14 @@ class SlotForms:
         out[index] = out[index].masked_fill(~allowed, float("-inf"))
         return out, [slot for slot, some in zip(slots, possible, strict=True) if not some]
 
-    def accept(self, tokens: torch.Tensor) -> None:
-        """Move every reply behind its token of `tokens` `[slots]`; one whose form has ended is no
-        longer masked.
+    def accept(self, tokens: torch.Tensor, resting: Callable[[int], bool]) -> None:
+        """Move every reply behind its token of `tokens` `[slots]`, unless its slot is `resting`;
+        one whose form has ended is no longer masked.
         """
         sampled = tokens.tolist()
         for slot, matcher in list(self._matchers.items()):
+            if resting(slot):
+                continue
             if not matcher.accept_token(sampled[slot]):
                 raise RuntimeError(
                     f"token {sampled[slot]} of slot {slot} is not allowed by the grammar whose "

@@ -1,10 +1,12 @@
-"""Replies that wait for a slot, grouped by prompt, and which slots hold the keys of which prompt."""
+"""Replies that wait for a slot, grouped by prompt, and which slots hold the keys of which whole
+prompt.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -15,13 +17,14 @@ from verl.protocol.generate import GenerateRequest, Generation
 @dataclass
 class Ticket:
     """One request in progress: its replies, None while unfinished, the grammar that they follow,
-    and the number of unfinished ones.
+    the slots of unfinished ones by reply number, and the number of unfinished ones.
     """
 
     request: GenerateRequest
     limit: int
     replies: list[Generation | None]
     grammar: Any = None
+    slots: dict[int, int] = field(default_factory=dict)
     open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,90 +51,108 @@ class PendingReply:
 
 @dataclass(eq=False)
 class EnginePrompt:
-    """A prompt that replies wait for or slots hold.
+    """A prompt that replies wait for, that is being computed, or that slots hold.
 
     Attributes:
         key: see `Ticket.prompt_key`.
         adapter: under which it is computed.
-        bucket: padded length.
+        tokens: of the prompt.
         arrival: number of the first waiting reply in order of arrival.
-        waiting: replies without a slot, those with the lowest priority number first, and of these
-            the oldest.
-        holders: slots with its keys, free or busy, oldest first.
-        group: its key in `WaitingPrompts.to_compute`; None outside.
+        waiting: heap of replies without a slot: (priority, number, reply).
+        holders: slots with its keys and the logits after it, free or busy, oldest first.
+        computing: whether a slot is being filled with it.
+        entry: its last place in the queues of `WaitingPrompts`.
     """
 
     key: Hashable
     adapter: str | None
-    bucket: int
+    tokens: tuple[int, ...]
     arrival: int = 0
-    waiting: deque[PendingReply] = field(default_factory=deque)
+    waiting: list[tuple[int, int, PendingReply]] = field(default_factory=list)
     holders: dict[int, None] = field(default_factory=dict)
-    group: tuple[int, int] | None = None
+    computing: bool = False
+    entry: tuple[float, bool, int] | None = None
 
     @property
     def priority(self) -> float:
         """Priority number of its first waiting reply; infinite without one."""
-        return self.waiting[0].ticket.priority if self.waiting else math.inf
+        return self.waiting[0][0] if self.waiting else math.inf
+
+    @property
+    def place(self) -> tuple[float, bool, int]:
+        """Sorts prompts: by priority, then those that need not be computed, then by arrival."""
+        return (self.priority, not (self.holders or self.computing), self.arrival)
 
 
 class WaitingPrompts:
-    """All prompts that replies wait for or slots hold.
+    """All prompts that replies wait for, that are being computed, or that slots hold.
 
     Attributes:
         replies: number of waiting replies.
         held: prompt by slot.
-        to_compute: prompts of waiting replies that no slot holds, by (priority, bucket), in order
-            of arrival; no group is empty.
     """
 
-    def __init__(self, bucket_of: Callable[[int], int]) -> None:
+    def __init__(self) -> None:
         self.replies = 0
         self.held: dict[int, EnginePrompt] = {}
-        self.to_compute: dict[tuple[int, int], dict[EnginePrompt, None]] = {}
-        self._bucket_of = bucket_of
         self._by_key: dict[Hashable, EnginePrompt] = {}
-        self._arrivals = count()
+        # A prompt whose place changes is pushed again; entries of former places are dropped when
+        # they come first.
+        self._queue: list[tuple[tuple[float, bool, int], int, EnginePrompt]] = []
+        self._numbers = count()
 
     def add(self, reply: PendingReply) -> None:
         """Queue a reply."""
         key = reply.ticket.prompt_key
         prompt = self._by_key.get(key)
         if prompt is None:
-            prompt = self._by_key[key] = EnginePrompt(
-                key, reply.ticket.request.adapter, self._bucket_of(len(reply.ticket.request.prompt_ids))
-            )
+            request = reply.ticket.request
+            prompt = self._by_key[key] = EnginePrompt(key, request.adapter, request.prompt_ids)
+        number = next(self._numbers)
         if not prompt.waiting:
-            prompt.arrival = next(self._arrivals)
-        before = prompt.waiting[-1].ticket.priority if prompt.waiting else reply.ticket.priority
-        prompt.waiting.append(reply)
-        # `sorted` is stable: replies of equal priority stay in order of arrival.
-        if reply.ticket.priority < before:
-            prompt.waiting = deque(sorted(prompt.waiting, key=lambda reply: reply.ticket.priority))
+            prompt.arrival = number
+        heapq.heappush(prompt.waiting, (reply.ticket.priority, number, reply))
         self.replies += 1
         self._update(prompt)
+
+    def first(self) -> EnginePrompt | None:
+        """Return the prompt whose replies are next."""
+        while self._queue and self._queue[0][0] != self._queue[0][2].place:
+            heapq.heappop(self._queue)
+        return self._queue[0][2] if self._queue else None
+
+    def take(self, prompt: EnginePrompt) -> PendingReply:
+        """Remove the prompt's first waiting reply from the queue and return it."""
+        _, _, reply = heapq.heappop(prompt.waiting)
+        self.replies -= 1
+        self._update(prompt)
+        return reply
 
     def withdraw(self, ticket: Ticket) -> list[PendingReply]:
         """Remove the ticket's replies from the queue and return them."""
         prompt = self._by_key.get(ticket.prompt_key)
-        removed = [reply for reply in prompt.waiting if reply.ticket is ticket] if prompt is not None else []
-        if prompt is not None and removed:
-            prompt.waiting = deque(reply for reply in prompt.waiting if reply.ticket is not ticket)
+        if prompt is None:
+            return []
+        removed = sorted(entry for entry in prompt.waiting if entry[2].ticket is ticket)
+        if removed:
+            prompt.waiting = [entry for entry in prompt.waiting if entry[2].ticket is not ticket]
+            heapq.heapify(prompt.waiting)
             self.replies -= len(removed)
             self._update(prompt)
-        return removed
+        return [reply for _, _, reply in removed]
 
-    def assign(self, slot: int, prompt: EnginePrompt) -> PendingReply:
-        """Assign the slot, which holds this prompt from now on, to the prompt's oldest waiting
-        reply, and return that reply.
-        """
-        if slot not in prompt.holders:
-            self.release(slot)
-            self.held[slot], prompt.holders[slot] = prompt, None
-        reply = prompt.waiting.popleft()
-        self.replies -= 1
+    def set_computing(self, prompt: EnginePrompt, computing: bool) -> None:
+        """Record whether a slot is being filled with the prompt."""
+        prompt.computing = computing
         self._update(prompt)
-        return reply
+
+    def hold(self, slot: int, prompt: EnginePrompt) -> None:
+        """Record that a slot holds this prompt and no other."""
+        if self.held.get(slot) is not prompt:
+            self.release(slot)
+            self.held[slot] = prompt
+            prompt.holders[slot] = None
+            self._update(prompt)
 
     def release(self, slot: int) -> None:
         """Record that the slot no longer holds a prompt."""
@@ -141,25 +162,9 @@ class WaitingPrompts:
             self._update(prompt)
 
     def _update(self, prompt: EnginePrompt) -> None:
-        """Update `to_compute` in order of arrival, and drop a prompt without waiting replies and
-        holders.
-        """
-        to = (
-            (prompt.waiting[0].ticket.priority, prompt.bucket)
-            if prompt.waiting and not prompt.holders
-            else None
-        )
-        if to != prompt.group:
-            if prompt.group is not None:
-                del self.to_compute[prompt.group][prompt]
-                if not self.to_compute[prompt.group]:
-                    del self.to_compute[prompt.group]
-            if to is not None:
-                group = self.to_compute.setdefault(to, {})
-                late = bool(group) and next(reversed(group)).arrival > prompt.arrival
-                group[prompt] = None
-                if late:  # the last slot that held it was reused, or its priority changed
-                    self.to_compute[to] = dict(sorted(group.items(), key=lambda item: item[0].arrival))
-            prompt.group = to
-        if not prompt.waiting and not prompt.holders:
-            del self._by_key[prompt.key]
+        """Queue a prompt at its present place, and drop one that nothing needs."""
+        if prompt.waiting and prompt.place != prompt.entry:
+            prompt.entry = prompt.place
+            heapq.heappush(self._queue, (prompt.entry, next(self._numbers), prompt))
+        if not prompt.waiting and not prompt.holders and not prompt.computing:
+            self._by_key.pop(prompt.key, None)

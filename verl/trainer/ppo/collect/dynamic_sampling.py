@@ -31,7 +31,7 @@ from verl.trainer.plan.registry import ESTIMATORS
 from verl.trainer.ppo.batching import trim_padding
 from verl.trainer.ppo.collect.protocol import EpisodeBatch, EpisodeCollector
 from verl.trainer.ppo.collect.step_samples import StepSamples, samples_of
-from verl.trainer.ppo.core_algos.grouping import group_index, group_stats
+from verl.trainer.ppo.core_algos.grouping import first_rows, group_index, group_stats, groups_with
 from verl.trainer.ppo.credit.advantage import group_keys, group_numbers
 from verl.trainer.ppo.credit.estimator_inputs import call_weights
 from verl.utils.dataset import TaskLoader
@@ -58,7 +58,7 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     valid = _valid(batch)
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
-        groups = group_index([group_keys(batch, group_fields(settings))[rows]])
+        groups = group_keys(batch, group_fields(settings), rows)
         trajectory = batch.non_tensor_batch["traj_uid"][rows]
         agents = batch.non_tensor_batch["agent_id"][rows]
         unit = weights = None
@@ -119,6 +119,10 @@ async def draw_until_full(
         tasks = [loader.source[task_index] for task_index in task_indices]
         result = await collector.collect(tasks, config.env.rollout.n, step=step, attempt=len(results))
         results.append(result)
+        if config.data.tail_window:
+            from verl.utils.dataset.tail_loader import note_lengths  # of this key alone
+
+            note_lengths(loader, task_indices, result.episodes)
         if result.batch is not None:
             n_with_signal += _tasks(result.batch, signal_rows(result.batch, config.algorithm))
     whole = collector.join(results) if len(results) > 1 else results[0]
@@ -199,18 +203,23 @@ def _dropped_shares(
     """
     columns = batch.non_tensor_batch
     groups = group_numbers(batch, config)
-    valid = _valid(batch)
+    rows = np.flatnonzero(_valid(batch))
     turns = columns["turn"].astype(int)
 
-    def dropped(rows: np.ndarray) -> float:
-        return 1.0 - len(np.unique(groups[rows & signal])) / len(np.unique(groups[rows]))
+    def dropped(cells: np.ndarray) -> np.ndarray:
+        n_kept, n_groups = groups_with(cells, groups[rows], signal[rows])
+        return 1.0 - n_kept / n_groups
 
-    for agent in dict.fromkeys(columns["agent_id"][valid]):
-        agent_rows = valid & (columns["agent_id"] == agent)
-        name = f"dropped/{slug(agent)}"
-        yield name, dropped(agent_rows)
-        for turn in np.unique(turns[agent_rows]) if turns[valid].max() > 1 else ():
-            yield f"{name}/turn_{turn}", dropped(agent_rows & (turns == turn))
+    agents = group_index([columns["agent_id"][rows]])
+    names = [f"dropped/{slug(agent)}" for agent in columns["agent_id"][rows][first_rows(agents)]]
+    yield from zip(names, dropped(agents).tolist(), strict=True)
+    if turns[rows].max(initial=1) > 1:
+        cells = group_index([agents, turns[rows]])
+        first = first_rows(cells)
+        for agent, turn, share in zip(
+            agents[first], turns[rows][first], dropped(cells).tolist(), strict=True
+        ):
+            yield f"{names[agent]}/turn_{turn}", share
 
 
 def _valid(batch: DataProto) -> np.ndarray:

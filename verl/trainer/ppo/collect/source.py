@@ -35,8 +35,13 @@ async def collect_step(
         from verl.trainer.ppo.collect.dynamic_sampling import draw_until_full  # of this key alone
 
         return await draw_until_full(config, collector, loader, step)
-    tasks = [loader.source[task_index] for task_index in loader.take(config.data.train_batch_size)]
+    task_indices = loader.take(config.data.train_batch_size)
+    tasks = [loader.source[task_index] for task_index in task_indices]
     result = await collector.collect(tasks, config.env.rollout.n, step=step)
+    if config.data.tail_window:
+        from verl.utils.dataset.tail_loader import note_lengths  # of this key alone
+
+        note_lengths(loader, task_indices, result.episodes)
     play_greedy = partial(collector.collect, tasks, 1, step=step, greedy=True)
     return await with_baselines(config.reward, result, play_greedy if plan.greedy_episodes else None)
 

@@ -79,6 +79,33 @@ def first_rows(index: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(np.maximum.accumulate(index), prepend=-1))
 
 
+def rows_by_value(column: np.ndarray) -> dict[Any, np.ndarray]:
+    """Return the rows of every distinct value of a column `[bsz]`, in ascending order, by value in
+    order of first appearance.
+    """
+    # one pass for all values: comparing the column with each of them takes rows times values
+    code = group_index([column])
+    counts = np.bincount(code)
+    parts = np.split(np.argsort(code, kind="stable"), np.cumsum(counts)[:-1]) if len(counts) else []
+    return {column[rows[0]]: rows for rows in parts}
+
+
+def groups_with(cells: np.ndarray, groups: np.ndarray, marked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return of every cell the number of its groups with a marked row, and that of all its groups:
+    `[n_cells]` each.
+
+    Args:
+        cells: `[bsz]` cell of each row, a `group_index`.
+        groups: `[bsz]` group of each row; one group may be in several cells.
+        marked: `[bsz]` bool.
+    """
+    pairs = group_index([cells, groups])
+    has_mark = np.zeros(pairs.max(initial=-1) + 1)
+    has_mark[pairs[marked]] = 1
+    cell_of_pair = cells[first_rows(pairs)]
+    return np.bincount(cell_of_pair, weights=has_mark), np.bincount(cell_of_pair)
+
+
 def group_stats(
     scores: np.ndarray,
     index: np.ndarray,

@@ -10,6 +10,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.trainer.plan.placement import slug
+from verl.trainer.ppo.core_algos.grouping import rows_by_value
 
 
 def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
@@ -18,8 +19,9 @@ def policies(batch: DataProto) -> Iterator[tuple[str, np.ndarray]]:
     """
     real = batch.batch["response_mask"].any(dim=-1).cpu().numpy()
     ids = batch.non_tensor_batch.get("policy_id", np.full(len(batch), ""))
+    rows = rows_by_value(ids)
     for policy in dict.fromkeys(ids[real]):
-        yield str(policy), np.flatnonzero(ids == policy)
+        yield str(policy), rows[policy]
 
 
 def aggregate_policies(per_policy: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -81,8 +83,9 @@ def staleness_metrics(batch: DataProto, version: int) -> dict[str, float]:
         for name in ("mean_version", "oldest_version")
     )
     out: dict[str, float] = {}
-    for agent_id in dict.fromkeys(columns["agent_id"][tokens > 0]):
-        agent_rows = (tokens > 0) & (columns["agent_id"] == agent_id)
+    real = np.flatnonzero(tokens > 0)
+    for agent_id, places in rows_by_value(columns["agent_id"][real]).items():
+        agent_rows = real[places]
         out[f"agent/{slug(agent_id)}/staleness/mean"] = version - float(
             np.average(mean[agent_rows], weights=tokens[agent_rows])
         )

@@ -24,8 +24,9 @@ from verl.utils.names import own_key
 VERL_KEYWORDS = ("index", "reward_baselines", "config", "batch", "non_tensor_batch")
 
 
-def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
-    """Return the group of each row as an integer, `[bsz]`; without fields all rows are one group.
+def group_keys(data: DataProto, fields: list[str], rows: np.ndarray | None = None) -> np.ndarray:
+    """Return the group of each row, or of each of `rows`, as an integer, `[bsz]`; without fields all
+    rows are one group.
 
     Raises ValueError if the samples lack a field.
     """
@@ -35,11 +36,8 @@ def group_keys(data: DataProto, fields: list[str]) -> np.ndarray:
             f"algorithm.group_by names {missing}, which samples do not have; they have "
             f"{sorted(data.non_tensor_batch)}"
         )
-    return (
-        group_index([data.non_tensor_batch[f] for f in fields])
-        if fields
-        else np.zeros(len(data), dtype=np.int64)
-    )
+    columns = [data.non_tensor_batch[f] for f in fields] or [np.zeros(len(data), dtype=np.int64)]
+    return group_index(columns if rows is None else [column[rows] for column in columns])
 
 
 def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
@@ -47,11 +45,11 @@ def group_numbers(data: DataProto, config: EstimatorConfig) -> np.ndarray:
     numbers = np.zeros(len(data), dtype=np.int64)
     next_number = 0
     for settings, rows in _parts(data, config):
-        part = group_keys(data, group_fields(settings))
+        part = group_keys(data, group_fields(settings), rows)
         if rows is None:
             return part
-        numbers[rows] = group_index([part[rows]]) + next_number
-        next_number = int(numbers.max(initial=-1)) + 1
+        numbers[rows] = part + next_number
+        next_number += int(part.max(initial=-1)) + 1
     return numbers
 
 
@@ -203,8 +201,7 @@ def _inputs(
     def index(inputs: EstimatorInputs) -> np.ndarray:
         if not has_group_keys and "uid" not in data.non_tensor_batch:
             raise KeyError("uid")  # no groups are configured: only an estimator that needs them fails
-        keys = group_keys(data, fields)
-        return keys if inputs.rows is None else keys[inputs.rows]
+        return group_keys(data, fields, inputs.rows)
 
     trajectories = averages_trajectories(settings, estimator)
     weigh = own_key(settings, "call_weighting", "sample") == "trajectory"

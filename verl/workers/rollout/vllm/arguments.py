@@ -72,7 +72,7 @@ def engine_arguments(
         "max_num_batched_tokens": rollout.max_num_batched_tokens
         or min(needed, rollout.slots * max_model_len),
         "enable_chunked_prefill": chunked,
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": rollout.enable_prefix_caching,
         "scheduling_policy": "priority",
         # as any mode after the mask of a structure: vLLM masks the logits before its sampler
         "logprobs_mode": "processed_logprobs",

@@ -10,6 +10,7 @@ import torch
 from verl.protocol import DataProto
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.plan.placement import slug
+from verl.trainer.ppo.core_algos.grouping import rows_by_value
 from verl.trainer.ppo.core_algos.per_policy import aggregate_policies, policies
 from verl.trainer.ppo.core_algos.rollout_correction.divergence import compute_offpolicy_metrics, sampler_gap
 
@@ -182,9 +183,10 @@ def mask_metrics(batch: DataProto) -> dict[str, float]:
     tensors = _log_probs(batch)
     out = dict[str, float]()
     cut_off = -torch.expm1((tensors["old_log_probs"] - tensors["rollout_log_probs"]).double())
-    real = tensors["response_mask"].any(dim=-1).cpu().numpy()
-    for agent_id in dict.fromkeys(columns["agent_id"][real]):
-        rows = np.flatnonzero(real & (columns["agent_id"] == agent_id) & columns["masked"].astype(bool))
+    real = np.flatnonzero(tensors["response_mask"].any(dim=-1).cpu().numpy())
+    masked = columns["masked"].astype(bool)
+    for agent_id, places in rows_by_value(columns["agent_id"][real]).items():
+        rows = real[places][masked[real[places]]]
         out[f"gateway/{slug(agent_id)}/masked_calls"] = float(len(rows))
         if len(rows):
             out[f"gateway/{slug(agent_id)}/mass_cut_off_mean"] = (
