@@ -19,7 +19,7 @@ FUSED = {
     "llama-tied": (7, 6),
     "qwen2": (7, 6),
     "phi3-longrope": (7, 0),
-    "gemma2": (0, 6),
+    "gemma2": (0, 8),
     "opt": (0, 3),
     "bloom": (0, 0),
 }

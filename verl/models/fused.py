@@ -1,9 +1,10 @@
-"""Modules of a model computed by fewer operations, with the parameters that they have: no fork of a model, no
-change of a name, an export or a way to load weights.
+"""Modules of a model computed by fewer operations, with the parameters that they have: no fork of
+a model, no change of a name, an export or a way to load weights.
 
-Norms: a module that is an RMS norm, which a trial with random numbers shows, gets torch's own as its forward;
-for the trainer and the engine. Projections: those of one input (queries, keys and values; gate and up) get one
-storage, of which their weights are views, and one product; for the engine, which computes no gradients.
+Norms: a module that is an RMS norm, which a trial with random numbers shows, gets torch's own as
+its forward, and on a CPU a backward pass that needs less memory and time; for the trainer and the
+engine. Projections: those of one input (queries, keys and values; gate and up) get one storage, of
+which their weights are views, and one product; for the engine, which computes no gradients.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-# A trial's largest relative difference: rounding of fp32 is a tenth of it, a lost epsilon a thousand times.
+# A trial's largest relative difference: rounding of fp32 is a tenth of it, a lost epsilon a thousand
+# times.
 TOLERANCE = 1e-5
-# Rows of a trial, of which each is smaller than the one before: in the last the epsilon counts most.
+# Sizes of the numbers of a trial: in the last the epsilon counts most.
 _SCALES = (10.0, 1.0, 1e-2, 1e-3)
 # Projections of one input, as models call them.
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -28,8 +30,9 @@ PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def fuse_norms(model: torch.nn.Module) -> int:
     """Let torch's kernel compute the RMS norms of a model, in place, and return how many there are.
 
-    A module of another dtype than fp32 is computed as before, since the kernel rounds 16 bits in another place.
-    Classes whose module has other parts than one weight, or gives other numbers in the trial, are left alone.
+    In another dtype than fp32 a module computes as before, since the kernel rounds 16 bits in
+    another place. Modules with other parts than one weight, or with other numbers in the trial, are
+    left alone.
     """
     found: dict[tuple[Any, ...], type | None] = {}
     count = 0
@@ -42,7 +45,7 @@ def fuse_norms(model: torch.nn.Module) -> int:
             found[key] = _fused_class(module, [name for name, _ in numbers])
         fused = found[key]
         if fused is not None:
-            # The class and not an attribute of the object: a copy of the object keeps its own weight.
+            # The class, not an attribute of the object: a copy of the object keeps its own weight.
             module.__class__ = fused
             count += 1
     return count
@@ -63,8 +66,8 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
 
 
 def _fused_class(module: torch.nn.Module, epsilons: list[str]) -> type | None:
-    """Return a subclass that calls torch's kernel, if its output is that of the module with other weights;
-    else None.
+    """Return a subclass that calls torch's kernel, if its output is that of the module with other
+    weights; else None.
     """
     width = len(module.weight)
     generator = torch.Generator("cpu").manual_seed(width)
@@ -100,9 +103,37 @@ def _norm_class(cls: type, epsilon: str) -> type:
         weight = self.weight
         if states.dtype != torch.float32 or weight.dtype != torch.float32:
             return plain(self, states)
+        if torch.is_grad_enabled() and states.device.type != "cuda":
+            # Without a GPU torch's has no backward of its own, but that of each of its operations.
+            return _RMSNorm.apply(states, weight, getattr(self, epsilon))
         return F.rms_norm(states, weight.shape, weight, getattr(self, epsilon))
 
     return type(cls.__name__, (cls,), {"forward": forward, "fused_norm": True, "__module__": cls.__module__})
+
+
+class _RMSNorm(torch.autograd.Function):
+    """An RMS norm that keeps one tensor for its backward pass, with half of the passes over
+    memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+        scale = norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+        scaled = states * scale
+        ctx.save_for_backward(scaled, scale, weight)
+        return scaled * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        scaled, scale, weight = ctx.saved_tensors
+        (grad,) = grads
+        products = (grad * scaled).reshape(-1, len(weight))
+        grad_weight = products.sum(0) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, grad_weight, None
+        mean = torch.mv(products, weight).view(scale.shape).div_(-len(weight))
+        return (grad * weight).addcmul_(scaled, mean).mul_(scale), grad_weight, None
 
 
 class _Product:
@@ -128,8 +159,8 @@ class _Product:
         self._apart = False
 
     def output(self, states: torch.Tensor, place: int) -> torch.Tensor | None:
-        """Return the output of the layer at `place`; None if it has to compute its own, because the layers
-        have different inputs.
+        """Return the output of the layer at `place`; None if it has to compute its own, because the
+        layers have different inputs.
         """
         if self._apart:
             return None
@@ -161,12 +192,12 @@ class _Part(torch.nn.Linear):
 
 
 def fuse_projections(model: torch.nn.Module) -> int:
-    """Give the projections of one input one storage and one product, in place, and return the number of
-    products.
+    """Give the projections of one input one storage and one product, in place, and return the
+    number of products.
 
-    Only plain layers whose weights no other module has: with a bias each or none, not quantised, not wrapped
-    by adapters. Layers that turn out to have different inputs compute their own products. With gradients
-    enabled each layer computes as before.
+    Only plain layers whose weights no other module has: with a bias each or none, not quantised,
+    not wrapped by adapters. Layers that turn out to have different inputs compute their own
+    products. With gradients enabled each layer computes as before.
     """
     # Before weights are moved: modules that share one would part.
     uses = Counter(
