@@ -283,7 +283,7 @@ def make_config(part: str, args: argparse.Namespace, folder: Path) -> RunConfig:
         "agent.orchestra_type": part,
         "agent.agent_ids": list(TEAMS[part]),
         "env.env_name": "choir",
-        "env.rollout.n": args.group // args.candidates if tree else args.group,
+        "env.rollout.n": 1 if tree else args.group,
         "actor_rollout_ref.model.path": folder / "model",
         "actor_rollout_ref.actor.optim.lr": LR,
         "actor_rollout_ref.actor.optim.weight_decay": 0,
@@ -390,7 +390,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--group", type=int, default=8, help="replies to a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply")
-    parser.add_argument("--candidates", type=int, default=4, help="of a tree; divides the group")
+    parser.add_argument("--candidates", type=int, default=4, help="of each call in a tree")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2, help="steps of each part that are not counted")
