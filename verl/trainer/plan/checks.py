@@ -22,6 +22,7 @@ from verl.trainer.config import (
     CriticConfig,
     GatewayConfig,
     RewardConfig,
+    RolloutCorrectionConfig,
     RunConfig,
     TrainedModelConfig,
     TrainerConfig,
@@ -36,11 +37,9 @@ from verl.trainer.plan.effects import check_effect
 from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, check_signal
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.plan.registry import POLICY_LOSSES
-from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.plan.transfer_check import check_transfer
 from verl.trainer.plan.untrained_agents import api_key
-from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,11 @@ def resolve(config: RunConfig) -> RunPlan:
     rollout = config.rollout
     trainer = config.trainer
     models = config.actor_rollout_ref
-    placement = with_reward_model(build_placement(agent, models), reward, agent, models)
+    placement = build_placement(agent, models)
+    if reward.model.kind is not None:
+        from verl.trainer.plan.reward_model import with_reward_model  # of this key alone
+
+        placement = with_reward_model(placement, reward, agent, models)
     check_untrained(agent, trainer, models, placement)
     _check_agent_names(algorithm, placement)
     plan = RunPlan.of(config, placement)
@@ -471,20 +474,9 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
         )
 
 
-def check_rollout_correction(
-    algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, gateway: GatewayConfig, plan: RunPlan
-) -> None:
-    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of
-    bias that no correction removes.
-    """
-    correction = algorithm.rollout_correction
-    mode = async_training.mode
-    if not async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
-        raise ConfigError(
-            f"async_training.mode={mode} trains on samples of older weights, which needs an "
-            "off-policy correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or "
-            ".m2po_tau, or .bypass_mode=true (docs/updates.md#sampler-against-trainer)"
-        )
+def _check_bands(correction: RolloutCorrectionConfig) -> None:
+    from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes  # of these keys alone
+
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
         if correction.rollout_rs is not None:
@@ -499,6 +491,24 @@ def check_rollout_correction(
                 "the ratio of a token with equal log-probs in sampler and trainer, so no token is "
                 "left; choose a lower bound of at most 1 and an upper bound of at least 1"
             )
+
+
+def check_rollout_correction(
+    algorithm: AlgorithmConfig, async_training: AsyncTrainingConfig, gateway: GatewayConfig, plan: RunPlan
+) -> None:
+    """Raise ConfigError for invalid bounds, a missing correction or keys of losses, and warn of
+    bias that no correction removes.
+    """
+    correction = algorithm.rollout_correction
+    mode = async_training.mode
+    if not async_training.fresh and not (correction.bypass_mode or correction.corrects_batch):
+        raise ConfigError(
+            f"async_training.mode={mode} trains on samples of older weights, which needs an "
+            "off-policy correction: set algorithm.rollout_correction.rollout_is, .rollout_rs or "
+            ".m2po_tau, or .bypass_mode=true (docs/updates.md#sampler-against-trainer)"
+        )
+    if correction != RolloutCorrectionConfig():  # whose bands are right
+        _check_bands(correction)
     if correction.bypass_mode and gateway.structured == "mask":
         raise ConfigError(
             "gateway.structured=mask needs the pass for old log-probs, which measures the "
