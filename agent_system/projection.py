@@ -7,9 +7,9 @@ in any case, take the last well-formed match, and return `valid=False` instead o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_system.errors import AgentSystemError
 
@@ -39,10 +39,6 @@ _THINK_END = re.compile(r"</think>", re.IGNORECASE)
 _BRACES = re.compile(r"\\\\|\\[{}]|[{}]")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)(?:[ \t]+(?=[^\s{])|(?=[^\s{A-Za-z]))([^$\n]*)")
-# A line that opens or closes a block of code, in lists and quotes as well.
-_FENCE = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)(?:(`{3,})([^`]*)|(~{3,})(.*))", re.DOTALL)
-_LANGUAGE = re.compile(r"[\s{.]*([^\s{}.,:;=]*)")
-_QUOTE = re.compile(r"[ \t]*> ?")
 MARKS = " \t\n.!*"  # around the word of a verdict
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 
@@ -153,6 +149,8 @@ def code_block(*languages: str) -> Projector:
     language_names = {name.lower() for name in languages}
 
     def project(text: str) -> Projection:
+        from agent_system.fences import FencedBlock, fenced_blocks
+
         visible = _visible(text)
         blocks = [
             block
@@ -167,7 +165,9 @@ def code_block(*languages: str) -> Projector:
     return project
 
 
-_PYTHON_BLOCK = code_block("python", "python3", "py", "py3", "ipython", "ipython3")
+_PYTHON_BLOCK = code_block(
+    "python", "python3", "py", "py3", "ipython", "ipython3", "pypy", "pypy3", "cpython", "cpython3"
+)
 
 
 def python_block(text: str) -> Projection:
@@ -177,114 +177,10 @@ def python_block(text: str) -> Projection:
 
 def program_of(reply: str) -> str:
     """Return the last block of Python of a reply, or the whole reply if it has no block at all."""
+    from agent_system.fences import fenced_blocks, without_margin
+
     visible = _visible(reply)
-    return python_block(visible).action if fenced_blocks(visible) else visible.strip()
-
-
-class FencedBlock(NamedTuple):
-    """A fenced block of code.
-
-    Attributes:
-        language: first word after the fence, in lower case.
-        code: its lines, without the indentation of the fence.
-        closed: it has an end, which may be at the end of its last line.
-        number: its place in the text.
-    """
-
-    language: str
-    code: str
-    closed: bool
-    number: int
-
-
-class _Fence(NamedTuple):
-    prefix: str
-    mark: str
-    info: str
-
-
-def fenced_blocks(text: str) -> list[FencedBlock]:
-    """Return the fenced blocks of a Markdown text (CommonMark 0.31, 4.5), in order.
-
-    Beyond that, fences may be indented by any width, as in lists, and the fence of another language
-    ends an open block.
-    """
-    blocks: list[FencedBlock] = []
-    opened: _Fence | None = None
-    lines: list[str] = []
-    # not `splitlines`, which also cuts at characters inside literals
-    for line in text.replace("\r\n", "\n").split("\n"):
-        fence = _fence(line)
-        if opened is None:
-            opened = fence
-        elif fence is None or not fence.mark.startswith(opened.mark):
-            lines.append(line)
-        elif fence.info:
-            blocks.append(_open_block(opened, lines, len(blocks)))
-            opened = fence
-            lines = []
-        else:
-            blocks.append(_block(opened, lines, True, len(blocks)))
-            opened = None
-            lines = []
-    return blocks if opened is None else [*blocks, _open_block(opened, lines, len(blocks))]
-
-
-def _fence(line: str) -> _Fence | None:
-    match = _FENCE.fullmatch(line)
-    if match is None:
-        return None
-    prefix, ticks, info, tildes, other_info = match.groups()
-    return _Fence(prefix, ticks or tildes, (info or other_info or "").strip())
-
-
-def _open_block(fence: _Fence, lines: Sequence[str], number: int) -> FencedBlock:
-    """Return a block without a line that closes it; it may be closed at the end of a line of code."""
-    for index, line in enumerate(lines):
-        code = line.rstrip()
-        if code.endswith(fence.mark) and (code := code.rstrip(fence.mark[0])).strip():
-            return _block(fence, [*lines[:index], code], True, number)
-    return _block(fence, lines, False, number)
-
-
-def _block(fence: _Fence, lines: Sequence[str], closed: bool, number: int) -> FencedBlock:
-    language = _LANGUAGE.match(fence.info)
-    assert language is not None, "it matches any text"
-    quotes = fence.prefix.count(">")
-    lines = [_unquoted(line, quotes) for line in lines]
-    last = fence.prefix.rfind(">") + 1
-    blank = last > 0 and fence.prefix.startswith(" ", last)
-    # Code may begin left of its fence; then all of its lines do.
-    width = _columns(fence.prefix[last + blank :])
-    width = min(width, next((_indentation(line) for line in lines if line.strip()), width))
-    return FencedBlock(
-        language.group(1).lower(), "\n".join(_outdented(line, width) for line in lines), closed, number
-    )
-
-
-def _unquoted(line: str, quotes: int) -> str:
-    for _ in range(quotes):
-        if not line.lstrip(" \t").startswith(">"):
-            break
-        line = _QUOTE.sub("", line, count=1)
-    return line
-
-
-def _columns(prefix: str) -> int:
-    return len(prefix.expandtabs(4))
-
-
-def _indentation(line: str) -> int:
-    return _columns(line[: len(line) - len(line.lstrip(" \t"))])
-
-
-def _outdented(line: str, width: int) -> str:
-    """Return a line without at most `width` columns of blanks at its beginning."""
-    column = index = 0
-    while column < width and index < len(line) and line[index] in " \t":
-        column += 1 if line[index] == " " else 4 - column % 4
-        index += 1
-    return " " * (column - width) + line[index:]
+    return python_block(visible).action if fenced_blocks(visible) else without_margin(visible)
 
 
 def number(text: str) -> Projection:

@@ -422,10 +422,13 @@ class EpisodeRecord:
         """Return a named term of a reward: that of the sample, of its final call, or of the
         episode; None if none of these has it.
         """
+        identity = sample.identity
+        # only an earlier generation has another final call: looking for that of every sample would
+        # take a long episode its square
         final = [
             s.reward_terms
-            for s in self.committed
-            if s.identity.call_key == (sample.identity.turn, sample.identity.final_call)
+            for s in (() if identity.ends_call else self.committed)
+            if s.identity.call_key == (identity.turn, identity.final_call)
         ]
         return next(
             (terms[name] for terms in (sample.reward_terms, *final, self.reward_terms) if name in terms), None

@@ -1,14 +1,15 @@
 """Adapters of one base together, against one adapter on the same rows, in one run.
 
-    python benchmarks/adapters.py [--rows 64] [--few-rows 16] [--prompt 42] [--reply 32] [--rank 8] [--rounds 7]
+    python benchmarks/adapters.py [--rows 64] [--few-rows 16] [--rank 8] [--rounds 7]
 
-`update_4` and `update_16` are the CPU seconds of one update of 4 and of 16 adapters, which have `--rows` rows
-in all, relative to those of one adapter with all of these rows; `update_16_few_rows` is the same with
-`--few-rows`; `serial_16` and `serial_16_few_rows` update the 16 one after the other instead, as adapters of
-models that cannot run them together are. `decode_16` are the CPU seconds of the `hf` engine for replies to
-`--rows` prompts under 16 adapters, relative to those under one. Every ratio is the median of rounds that measure all sides one
-after the other; `spread` has the lowest and the highest. Weights and tokens are random, and rows have nothing
-in common. The last line is one JSON object.
+`update_4` and `update_16` are the CPU seconds of one update of 4 and of 16 adapters, which have
+`--rows` rows in all, relative to those of one adapter with all of these rows; `update_16_few_rows`
+is the same with `--few-rows`; `serial_16` and `serial_16_few_rows` update the 16 one after the
+other instead, as adapters of models that cannot run them together are. `decode_16` are the CPU
+seconds of the `hf` engine for replies to `--rows` prompts under 16 adapters, relative to those
+under one. Every ratio is the median of rounds that measure all sides one after the other; `spread`
+has the lowest and the highest. Weights and tokens are random, and rows have nothing in common. The
+last line is one JSON object.
 """
 
 from __future__ import annotations

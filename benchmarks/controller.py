@@ -114,13 +114,22 @@ def sentence(rng: random.Random, words: int) -> str:
 
 
 class FreeEngine:
-    """A `RolloutClient` that returns prepared replies."""
+    """A `RolloutClient` that returns prepared replies.
+
+    Attributes:
+        most: the most requests that waited at the same time.
+    """
 
     def __init__(self, replies: Mapping[str, Sequence[Generation]]) -> None:
+        self.most = 0
+        self._open = 0
         self._replies = replies
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
+        self._open += 1
+        self.most = max(self.most, self._open)
         await asyncio.sleep(0)
+        self._open -= 1
         replies = self._replies[str(request.adapter)]
         return [replies[request.seed % len(replies)]]
 

@@ -26,8 +26,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -47,7 +49,7 @@ from benchmarks.controller import FreeEngine, make_collector, sentence
 from benchmarks.shared.lines_plot import Series, plot_lines
 from benchmarks.shared.short import parse_args
 from verl.protocol import DataProto
-from verl.protocol.generate import GenerateRequest, Generation, SamplingParams
+from verl.protocol.generate import Generation, SamplingParams
 from verl.trainer.config import AlgorithmConfig, DataConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.ppo.batching import (
@@ -82,22 +84,6 @@ class Stopwatch:
         start = time.process_time()
         yield
         self.seconds += time.process_time() - start
-
-
-class CountingEngine(FreeEngine):
-    """The engine, which notes how many episodes are in progress at most.
-
-    Attributes:
-        most: that number.
-        collector: plays the episodes; set before the first request.
-    """
-
-    collector: Collector
-    most = 0
-
-    async def generate(self, request: GenerateRequest) -> list[Generation]:
-        self.most = max(self.most, self.collector.in_progress)
-        return await super().generate(request)
 
 
 class Worker(BaseAgent):
@@ -162,13 +148,21 @@ def team_of(kind: type[BaseOrchestra], agents: Sequence[BaseAgent], turns: int, 
     return Collector(orchestra, dict(zip(names, agents, strict=True)), EnvFactory(Days), bindings, settings)
 
 
-def play(collector: Collector, tasks: Sequence[Task], n: int) -> float:
-    """Return the CPU milliseconds of a call of one collection."""
-    watch = Stopwatch()
-    with watch.running():
-        result = asyncio.run(collector.collect(tasks, n, step=1))
-    assert result.batch is not None
-    return 1000 * watch.seconds / len(result.batch)
+@dataclass(frozen=True)
+class Play:
+    """A collection: `n` episodes of each task."""
+
+    collector: Collector
+    tasks: Sequence[Task]
+    n: int
+
+    def cost(self) -> float:
+        """Return the CPU milliseconds of a call."""
+        watch = Stopwatch()
+        with watch.running():
+            result = asyncio.run(self.collector.collect(self.tasks, self.n, step=1))
+        assert result.batch is not None
+        return 1000 * watch.seconds / len(result.batch)
 
 
 class Episodes:
@@ -181,36 +175,32 @@ class Episodes:
 
     def cost(self, size: int) -> float:
         """Play `size` episodes of Solver and Verifier."""
-        if size not in self._collectors:
-            collector = self._collectors[size] = make_collector(size)
-            engine = CountingEngine(next(iter(collector.runtimes.values())).binding.client._replies)
-            engine.collector = collector
-            for runtime in collector.runtimes.values():
-                object.__setattr__(runtime.binding, "client", engine)
-        collector = self._collectors[size]
+        collector = self._collectors.get(size) or make_collector(size, 2 * size)
+        self._collectors[size] = collector
         rng = random.Random(size)
         tasks = [
             Task(f"task-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(max(size // GROUP, 1))
         ]
-        cost = play(collector, tasks, GROUP)
-        self.most = max(self.most, next(iter(collector.runtimes.values())).binding.client.most)
+        cost = Play(collector, tasks, GROUP).cost()
+        engine: Any = collector.runtimes["Solver"].binding.client
+        self.most = max(self.most, engine.most)
         self.peaks.setdefault(size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return cost
 
 
-def turns_cost(size: int, calls: int) -> float:
-    """Return the milliseconds of a call in episodes of `size` turns, in each of which one of two agents acts."""
+def in_turn(size: int, calls: int) -> Play:
+    """Return episodes of `size` turns, in each of which one of two agents acts."""
     agents = [Remembering("First"), Worker("Second")]
     n = max(calls // size, 1)
-    return play(team_of(InTurn, agents, size, n), [Task("t", "Count.", extra={"names": ("First",)})], n)
+    return Play(team_of(InTurn, agents, size, n), [Task("t", "Count.", extra={"names": ("First",)})], n)
 
 
-def agents_cost(size: int, calls: int) -> float:
-    """Return the milliseconds of a call in a team of `size` agents that all act each turn."""
+def together(size: int, calls: int) -> Play:
+    """Return episodes of a team of `size` agents that all act in each of two turns."""
     agents = [Worker(f"Agent {number}") for number in range(size)]
     n = max(calls // (2 * size), 1)
     task = Task("t", "Count.", extra={"names": [agent.agent_id for agent in agents]})
-    return play(team_of(Together, agents, 2, n), [task], n)
+    return Play(team_of(Together, agents, 2, n), [task], n)
 
 
 def tasks_cost(size: int, folder: Path) -> float:
@@ -364,35 +354,43 @@ def sweeps_of(args: argparse.Namespace, episodes: Episodes, folder: Path) -> dic
     """Return the sweeps at the sizes of the command line."""
 
     def decades(largest: int, smallest: int) -> list[int]:
-        sizes = [largest]
+        sizes = [largest // 10, largest]
         while sizes[0] // 10 >= smallest:
             sizes.insert(0, sizes[0] // 10)
         return sizes
 
-    rows = decades(args.rows, min(10_000, args.rows // 10))
-    files = decades(args.file_rows, args.file_rows // 10)
-    split = decades(args.rows // 5, args.rows // 50)[-1]
+    rows = decades(args.rows, 10_000)
+    # those of a split by groups are fewer: they are split at three sizes
+    split_rows = args.rows // 5
+    agents = sorted({2, max(args.agents // 10, 2), args.agents})
+    groups = sorted({1, min(args.groups // 2, 2), args.groups})
+
+    def turns_cost(size: int) -> float:
+        return in_turn(size, args.calls).cost()
+
+    def agents_cost(size: int) -> float:
+        return together(size, args.calls).cost()
+
+    def groups_cost(size: int) -> float:
+        return Rows(agents=4 * size, groups=size).split_cost(split_rows)
+
+    def credit_cost(size: int) -> float:
+        return Rows(agents=64).credit_cost(size, folder)
+
+    def files_cost(size: int) -> float:
+        return Rows().files_cost(size, folder)
+
     return {
         "episodes": Sweep("call", "episodes in flight", episodes.cost, decades(args.episodes, 100)),
-        "turns": Sweep(
-            "call", "turns", lambda size: turns_cost(size, args.calls), decades(args.turns, 10)
-        ),
-        "agents": Sweep(
-            "call", "agents", lambda size: agents_cost(size, args.calls), [2, max(args.agents // 10, 2), args.agents]
-        ),
-        "tasks": Sweep(
-            "task", "tasks", lambda size: tasks_cost(size, folder), decades(args.tasks, min(1000, args.tasks // 10))
-        ),
+        "turns": Sweep("call", "turns", turns_cost, decades(args.turns, 10)),
+        "agents": Sweep("call", "agents", agents_cost, agents),
+        "tasks": Sweep("task", "tasks", partial(tasks_cost, folder=folder), decades(args.tasks, 1000)),
         "batch": Sweep("row", "rows", Rows().batch_cost, rows),
         "split": Sweep("row", "rows", Rows(agents=64, groups=16).split_cost, rows),
-        "groups": Sweep(
-            "row", "worker groups", lambda size: Rows(agents=4 * size, groups=size).split_cost(split), [1, 2, args.groups]
-        ),
-        "credit": Sweep(
-            "row", "rows", lambda size: Rows(agents=64).credit_cost(size, folder), rows
-        ),
-        "files": Sweep("row", "rows", lambda size: Rows().files_cost(size, folder), files),
-    }  # fmt: skip
+        "groups": Sweep("row", "worker groups", groups_cost, groups),
+        "credit": Sweep("row", "rows", credit_cost, rows),
+        "files": Sweep("row", "rows", files_cost, decades(args.file_rows, 10_000)),
+    }
 
 
 def measured(name: str, sweep: Sweep, rounds: int) -> tuple[dict[int, float], list[float]]:

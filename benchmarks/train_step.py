@@ -1,26 +1,28 @@
-"""A whole training step of the trainer (collection to weight sync) against a hand-written torch loop that does
-the same work, and a tree's step with shared tokens run once against separate rows.
+"""A whole training step of the trainer (collection to weight sync) against a hand-written torch loop
+that does the same work, and a tree's step with shared tokens run once against separate rows.
 
-    python benchmarks/train_step.py [--tasks 16] [--group 8] [--repeats 5] [--parts one two tree] [key=value ...]
+    python benchmarks/train_step.py [--tasks 16] [--group 8] [--repeats 5] [--parts one two tree]
 
-Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, on Ray, with one agent (`one`) or two agents with a
-model each (`two`); a step lasts from the first prompt to the log of its metrics, including files. After each
-step the loop of `benchmarks/shared/strong_loop.py` trains as many models of the same shape in this process on
-the same prompts, with all cores. Both sides tokenize the prompts, sample without stop tokens, so that all rows
-have 42 + 64 tokens, decode and score the replies, and take one optimizer step on every row. What is not equal:
-the trainer runs the tokens of a prompt once for a group in the update, also computes entropies, metrics and
-records of its episodes, and sends weights to an engine in another process; the loop, where it samples and where
-it trains, uses one copy of the weights and knows no other lengths, models, losses or agents. Before it is
-measured, its logits are compared with those of transformers.
+Ours: `RayPPOTrainer` as `verl.trainer.main_ppo` builds it, on Ray, with one agent (`one`) or two
+agents with a model each (`two`); a step lasts from the first prompt to the log of its metrics,
+including files. After each step the loop of `benchmarks/shared/strong_loop.py` trains as many
+models of the same shape in this process on the same prompts, with all cores. Both sides tokenize
+the prompts, sample without stop tokens, so that all rows have 42 + 64 tokens, decode and score the
+replies, and take one optimizer step on every row. What is not equal: the trainer runs the tokens of
+a prompt once for a group in the update, also computes entropies, metrics and records of its
+episodes, and sends weights to an engine in another process; the loop samples and trains with one
+copy of the weights and knows no other lengths, models, losses or agents. Before it is measured, its
+logits are compared with those of transformers.
 
-`tree`: trees with `--candidates` candidates of 24 tokens for each prompt of 256 tokens. Steps alternate between
-shared tokens run once (`use_prefix_grouper`) and separate rows, in one run of the local controller, where the
-engine can be switched.
+`tree`: an episode for each prompt of 256 tokens, with `--candidates` candidates of 24 tokens. Steps
+alternate between shared tokens run once (`use_prefix_grouper`) and separate rows, in one run of the
+local controller, where the engine can be switched.
 
-The first `--warmup` steps of each part are not counted. The last line is JSON: `ratio_1` and `ratio_2` are the
-medians over the steps of (ours / loop), `ratio_tree_update` and `ratio_tree_step` of (shared / separate) of an
-update and of a whole step, `spread` has the lowest and the highest of each; `ours_s`, `loop_s` and `tree_s` have
-medians of seconds, and `peak_gib` an upper bound of the peak memory of all processes of the trainer of `one`.
+The first `--warmup` steps of each part are not counted. The last line is JSON: `ratio_1` and
+`ratio_2` are the medians over the steps of (ours / loop), `ratio_tree_update` and `ratio_tree_step`
+of (shared / separate) of an update and of a whole step, `spread` has the lowest and the highest of
+each; `ours_s`, `loop_s` and `tree_s` have medians of seconds, and `peak_gib` an upper bound of the
+peak memory of all processes of the trainer of the first part.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class ChatServer:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        # `shutdown` waits until it looks again
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         """Go down; connections are refused from now on."""

@@ -1,6 +1,7 @@
 """Marks, and fixtures that every test may use; nothing here reaches the network."""
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -149,12 +150,26 @@ LONGEST = (
     "tests/e2e/test_training.py",
     "tests/e2e/test_nodes.py",
 )
+# Tests that parse all sources, which one process does once.
+READ_SOURCES = ("tests/house/", "tests/docs/test_architecture.py")
 HAS_VLLM = find_spec("vllm") is not None
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
 # With Python's own 700, collections are a fifth of the time in which modules are imported and tests
 # collected.
 gc.set_threshold(50_000)
+
+
+def _set_root_level(logger: logging.Logger, level: int | str) -> None:
+    """Leave a level that does not change as it is: pytest sets that of its configuration twelve times in a
+    test, and every time Python empties the caches of some thousand loggers, a tenth of the fast tests' time.
+    """
+    if logging.getLevelName(logger.level) != level and logger.level != level:
+        _SET_LEVEL(logger, level)
+
+
+_SET_LEVEL = logging.RootLogger.setLevel
+logging.RootLogger.setLevel = _set_root_level  # type: ignore[method-assign]
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray looks for new log files ten times a second, and collects figures for a dashboard that no test has: 4 %
@@ -260,7 +275,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gc.freeze()
     for item in items:
         if not item.get_closest_marker("spread") and not needs_vllm(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+            of_sources = item.nodeid.startswith(READ_SOURCES)
+            item.add_marker(pytest.mark.xdist_group("sources" if of_sources else item.nodeid.split("::")[0]))
     integration = {item.path for item in items if item.get_closest_marker("integration")}
 
     def place(item: pytest.Item) -> int:

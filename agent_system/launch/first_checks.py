@@ -15,16 +15,16 @@ from verl.trainer.plan.checks import check_command_line
 from verl.utils.data_file import DatasetError, check_data_file, data_files
 
 
-def first_checks(arguments: Sequence[str]) -> None:
-    """End the process with a one-line error if a command line is invalid; else return, and the run
-    checks it again.
+def first_checks(arguments: Sequence[str]) -> bool:
+    """End the process with a one-line error if a command line is invalid; else return whether it was
+    checked. The run checks it again.
 
     Left to the run are warnings, models, the content of data files, command lines with options of
     Hydra (`--cfg`) and errors of plug-ins.
     """
     config = check_command_line(arguments, load_plugins)
     if config is None:
-        return
+        return False
     data = config.data
     try:
         check_team(config)
@@ -34,6 +34,7 @@ def first_checks(arguments: Sequence[str]) -> None:
             check_data_file(file)
     except (AgentSystemError, DatasetError) as error:
         fail(str(error), 1)
+    return True
 
 
 def check_team(config: RunConfig) -> None:
@@ -68,7 +69,8 @@ def check_team(config: RunConfig) -> None:
 
 def main() -> None:
     """Check the arguments of the process: `verl-mas check`."""
-    first_checks(sys.argv[1:])
+    if not first_checks(sys.argv[1:]):
+        fail("not checked: options of Hydra, or a module of agent.plugins that cannot be imported", 1)
     sys.stdout.write("keys, values, names and data files are right; the run checks its models\n")
 
 

@@ -508,10 +508,12 @@ class Collector:
         learning = [
             s
             for s in record.samples
-            if s.identity.trained and (s.identity.committed or self.settings.tree_returns == "step")
+            if s.agent_id in self.settings.reward_terms
+            and s.identity.trained
+            and (s.identity.committed or self.settings.tree_returns == "step")
         ]
         for sample in learning:
-            for name in self.settings.reward_terms.get(sample.agent_id, ()):
+            for name in self.settings.reward_terms[sample.agent_id]:
                 if record.term(sample, name) is None:
                     came = sorted({*sample.reward_terms, *record.reward_terms})
                     raise AgentSystemError(

@@ -308,7 +308,8 @@ class Episode:
 
     def _check_role(self, role: str) -> None:
         """Raise AgentSystemError unless an agent has this name for the environment."""
-        if not any(runtime.role == role for runtime in self.runtimes.values()):
+        # most names are those in the team, which need no look at the others
+        if role not in self.runtimes and not any(r.role == role for r in self.runtimes.values()):
             self._runtime_of(role)
 
     def _runtime_of(self, agent_id: str) -> AgentRuntime:

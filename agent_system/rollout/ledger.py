@@ -133,10 +133,13 @@ class Ledger:
     def _share(self, local: Mapping[int | str, float], source: tuple[int, float], where: str) -> None:
         turn = source[0]
         callers = self._callers[turn - 1]
+        calls_by_agent: dict[str, list[tuple[int, int]]] = {}
+        for call, agent_id in callers.items():
+            calls_by_agent.setdefault(agent_id, []).append((turn, call))
         for key, value in local.items():
             if isinstance(key, str):
                 self._known(key)
-                agent_calls = [(turn, call) for call, agent_id in callers.items() if agent_id == key]
+                agent_calls = calls_by_agent.get(key, [])
                 places = (
                     agent_calls
                     if source in agent_calls

@@ -9,8 +9,10 @@ import copy
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -125,7 +127,13 @@ class Tool:
             if inspect.iscoroutinefunction(self.function):
                 return _as_text(await watched(self.function(**arguments)))
             run = partial(_run, self.function, dict(arguments))
-            return await asyncio.wrap_future(_threads.submit(run))
+            result = await asyncio.wrap_future(_threads.submit(run))
+            # of a decorated coroutine function, which looks like a plain one
+            if inspect.isawaitable(result):
+                result = await watched(result)
+            if inspect.isasyncgen(result):
+                result = [item async for item in result]
+            return _as_text(result)
         # SystemExit as well: it would end the event loop.
         except (Exception, SystemExit) as error:
             raise ToolError(cut(f"{self.name} failed: {type(error).__name__}: {error}")) from error
@@ -146,9 +154,14 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         special = {
             argument: hint for argument, hint in hints.items() if argument != "return" and not is_plain(hint)
         }
-        schema = get_json_schema(
-            _described(function, hints | dict.fromkeys(special, dict)) if special else function
-        )
+        described = _described(function, hints | dict.fromkeys(special, dict))
+        try:
+            schema = get_json_schema(described if special else function)
+        except Exception:
+            # What it returns may be of any class; the model reads it as text.
+            if "return" not in hints:
+                raise
+            schema = get_json_schema(described)
     except Exception as error:  # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
             f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a "
@@ -157,8 +170,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     tool = _tool_of(name, schema, function)
     properties = schema["function"]["parameters"].get("properties", {})
     for argument in special.keys() & properties.keys():
-        described = schema_of(special[argument], f"tool {name!r}, argument {argument!r}")
-        properties[argument] = described | {"description": properties[argument]["description"]}
+        argument_schema = schema_of(special[argument], f"tool {name!r}, argument {argument!r}")
+        properties[argument] = argument_schema | {"description": properties[argument]["description"]}
     return tool
 
 
@@ -185,7 +198,7 @@ def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any])
     kind that JSON cannot fill.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    fields: dict[str, Any] = {}
+    model_fields: dict[str, Any] = {}
     try:
         for argument in inspect.signature(function).parameters.values():
             if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
@@ -194,11 +207,11 @@ def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any])
                 )
             default = ... if argument.default is argument.empty else argument.default
             # Names of fields are not those of arguments, some of which pydantic does not take.
-            fields[f"argument_{len(fields)}"] = (
+            model_fields[f"argument_{len(model_fields)}"] = (
                 readable(hints[argument.name]),
                 Field(default, alias=argument.name),
             )
-        arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **model_fields)
     except (PydanticUserError, SelfReferenceError) as error:
         raise AgentSystemError(
             f"tool {name!r} has an argument that JSON cannot fill: {str(error).partition(chr(10))[0]}"
@@ -206,13 +219,37 @@ def _tool_of(name: str, schema: Mapping[str, Any], function: Callable[..., Any])
     return Tool(name, schema, function, arguments)
 
 
-def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    return _as_text(run_plain(function, **arguments))
+def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    result = run_plain(function, **arguments)
+    return result if inspect.isawaitable(result) or inspect.isasyncgen(result) else _as_text(result)
 
 
 def _as_text(result: Any) -> str:
-    text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+    text = result if isinstance(result, str) else json.dumps(result, default=_in_json, ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
+
+
+def _in_json(value: Any) -> Any:
+    """Return the nearest value of JSON of an object, of others its text."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        # in an order that does not depend on the process
+        return sorted(value, key=str)
+    if isinstance(value, (Sequence, deque, Iterator, KeysView, ValuesView, ItemsView)) and not isinstance(
+        value, (bytes, bytearray)
+    ):
+        return list(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("utf-8", "replace")
+    # arrays and numbers of numpy, tensors
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def cut(text: str) -> str:

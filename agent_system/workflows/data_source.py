@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,8 @@ from agent_system.workflows.code.world.problem import Problem, read_ground_truth
 from agent_system.workflows.code.world.runs import check_program
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
-from agent_system.workflows.search.world.answers import accepted_answers, exact_match
+from agent_system.workflows.math.world.truth import truth_text
+from agent_system.workflows.search.world.answers import answers_of, exact_match
 from agent_system.workflows.single import SINGLE
 
 GSM8K = ("openai/gsm8k",)
@@ -101,10 +102,13 @@ class DataSourceEnv(BaseEnv):
     def check_task(self, task: Task) -> None:
         """Raise AgentSystemError for a row that cannot be graded."""
         self._check_source(task.data_source)
-        if not self.config.graded or task.data_source not in PROGRAMS:
+        if not self.config.graded:
+            return
+        truth = _truth(task)
+        if task.data_source not in PROGRAMS:
             return
         try:
-            read_ground_truth(_from_verls_form(task.ground_truth))
+            read_ground_truth(_from_verls_form(truth))
         except ValueError as error:
             raise AgentSystemError(
                 f"reward_model.ground_truth of data_source={task.data_source!r}: {error}; expected JSON such "
@@ -138,7 +142,7 @@ class DataSourceEnv(BaseEnv):
         grader = _grader(self._task.data_source) if self.config.graded and self._task.judged else None
         if grader is None:
             return Outcome(done=True)
-        reward = await grader(action, self._task.ground_truth)
+        reward = await grader(action, _truth(self._task))
         return Outcome(team=reward, done=True, info={"success": float(reward == 1)})
 
     @classmethod
@@ -151,6 +155,13 @@ class DataSourceEnv(BaseEnv):
         copy = type(self)(self.config, seed=self.seed)
         copy._task = self._task
         return copy
+
+
+def _truth(task: Task) -> Any:
+    """Return what the grader of a task compares with: the accepted answers, the answer, the tests."""
+    if task.data_source in PROGRAMS:
+        return task.ground_truth
+    return answers_of(task) if task.data_source.startswith(SEARCH_PREFIX) else truth_text(task)
 
 
 def _whole_reply(text: str) -> Projection:
@@ -168,27 +179,27 @@ class DataSourceAgent(BaseAgent):
         return [dict(message) for message in variables.get("messages") or ()] or super().messages(variables)
 
 
-async def _gsm8k(reply: str, truth: Any) -> float:
+async def _gsm8k(reply: str, truth: str) -> float:
     numbers = _HASHES.findall(reply[-TAIL_CHARS:])
-    return float(bool(numbers) and numbers[-1].replace(",", "") == str(truth))
+    return float(bool(numbers) and numbers[-1].replace(",", "") == truth)
 
 
-async def _boxed(reply: str, truth: Any) -> float:
+async def _boxed(reply: str, truth: str) -> float:
     return float(await _equals(last_boxed(reply), truth))
 
 
-async def _answer_line(reply: str, truth: Any) -> float:
+async def _answer_line(reply: str, truth: str) -> float:
     answers = _ANSWER.findall(reply[-TAIL_CHARS:])
     return (
         1.0
-        if await _equals(answers[-1].strip() if answers else last_boxed(reply[-BOX_TAIL_CHARS:]), truth)
+        if await _equals(answers[-1].strip(" *") if answers else last_boxed(reply[-BOX_TAIL_CHARS:]), truth)
         else -1.0
     )
 
 
-async def _element(reply: str, truth: Any) -> float:
+async def _element(reply: str, accepted: Sequence[str]) -> float:
     answers = _ELEMENT.findall(reply)
-    right = exact_match(answers[-1], accepted_answers(truth)) if answers else 0.0
+    right = exact_match(answers[-1], accepted) if answers else 0.0
     return right / 4 if max(reply.count("<answer>"), reply.count("</answer>")) > MAX_ANSWER_TAGS else right
 
 
@@ -259,8 +270,8 @@ def _lines(one: Any) -> str:
     return one if isinstance(one, str) else json.dumps(one)
 
 
-async def _equals(answer: str, truth: Any) -> bool:
-    return await grade(answer, last_boxed(str(truth)) or str(truth).strip(), shared_pool()) is Verdict.EQUAL
+async def _equals(answer: str, truth: str) -> bool:
+    return await grade(answer, truth, shared_pool()) is Verdict.EQUAL
 
 
 def _grader(data_source: str) -> Grader | None:

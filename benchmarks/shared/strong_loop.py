@@ -1,10 +1,10 @@
-"""A hand-written training loop for a Qwen3-shaped model, as fast as plain torch makes it on a CPU: the peer of
-whole training steps.
+"""A hand-written training loop for a Qwen3-shaped model, as fast as plain torch makes it on a CPU:
+the peer of whole training steps.
 
-Prompts are prefilled once for all replies of a group into a static key-value cache, all rows are decoded
-together, the three projections of attention and the two of the feed-forward layer are one product each, norms
-and AdamW are torch's fused ones, and micro-batches fit into the cache of a core. It knows rows of one length
-only, no padding and no stop tokens.
+Prompts are prefilled once for all replies of a group into a static key-value cache, all rows are
+decoded together, the three projections of attention and the two of the feed-forward layer are one
+product each, norms and AdamW are torch's fused ones, and micro-batches fit into the cache of a
+core. It knows rows of one length only, no padding and no stop tokens.
 """
 
 from __future__ import annotations

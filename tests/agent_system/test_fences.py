@@ -10,7 +10,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from agent_system import code_block
-from agent_system.projection import fenced_blocks, program_of
+from agent_system.fences import fenced_blocks
+from agent_system.projection import program_of
 
 CODE = "def f(x):\n    if x:\n\n        return 'a'\n\treturn 2"
 PYTHON = code_block("python", "py", "python3")
@@ -53,6 +54,16 @@ def indented(text: str, prefix: str) -> str:
         f"```python\nnever closed\n```python\n{CODE}\n```",
         f"```text\nnever closed\n```python\n{CODE}\n```",
         f"```python\n{CODE}\n```\n```python\ncut off",
+        f"The code:```python\n{CODE}\n```",
+        f"<answer>```python\n{CODE}\n```</answer>",
+        f"1. The code: ```python\n{indented(CODE, '   ')}\n   ```\n2. Done",
+        f"Use `f` as in ```f```. The code: ````python\n{CODE}\n````"[28:],
+        f"Wrap it in ```\n\n```python\n{CODE}\n```",
+        f"\ufeff```python\n{CODE}\n```",
+        f"\u200b```python\n{CODE}\n```",
+        f"\u3000```python\n{CODE}\n```",
+        f"\xa0```python\n{CODE}\n\xa0```",
+        f"```python\n{CODE}\n    ```",
     ],
 )
 def test_every_fence_of_markdown_holds_the_program(text: str) -> None:
@@ -62,6 +73,29 @@ def test_every_fence_of_markdown_holds_the_program(text: str) -> None:
 @pytest.mark.parametrize("inner", ["```", 'x = """\n```\n"""', "~~~~", "    ```python", "#```"])
 def test_a_shorter_or_other_fence_is_code(inner: str) -> None:
     assert PYTHON(f"````python\n{inner}\n````").action == inner
+
+
+DOCUMENTED = '''def f(x):
+    """Return x.
+
+    {}
+    f(1)
+    {}
+    """
+    return x'''
+
+
+@pytest.mark.parametrize("mark", ["```", "~~~", "```python", "```pycon", "````"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_fence_in_the_text_that_documents_a_function_is_code(mark: str, closed: bool) -> None:
+    code = DOCUMENTED.format(mark, mark.rstrip("pycthon"))
+    for prefix in ("", "   "):
+        reply = f"So:\n{prefix}```python\n{indented(code, prefix)}" + f"\n{prefix}```\nDone." * closed
+        assert program_of(reply) == code
+
+
+def test_a_program_without_a_fence_may_be_indented() -> None:
+    assert program_of("\n\n    x = 1\n    if x:\n        print(x)\n") == "x = 1\nif x:\n    print(x)"
 
 
 @pytest.mark.parametrize("character", [*"\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\t\xa0\u3000"])
@@ -78,7 +112,27 @@ def test_a_reply_without_a_block_is_the_program(reply: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["python", "Python3", "py", "py3", "ipython", "IPython3", "python3.11", "python=3"]
+    "name",
+    [
+        "python",
+        "Python3",
+        "py",
+        "py3",
+        "ipython",
+        "IPython3",
+        "python3.11",
+        "python=3",
+        "language-python",
+        "lang-py",
+        "[python]",
+        "(Python)",
+        "<python>",
+        '"python"',
+        "#python",
+        "// python",
+        "pypy3",
+        "cpython",
+    ],
 )
 def test_each_name_of_python_is_a_program(name: str) -> None:
     assert program_of(f"```{name}\n{CODE}\n```\n```text\n7\n```") == CODE

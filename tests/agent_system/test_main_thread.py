@@ -104,10 +104,10 @@ def test_an_alarm_ends_a_call_that_computes_and_no_other() -> None:
 
     with DaemonExecutor(4) as threads:
         other = threads.submit(lambda: limited_by_signal(lambda: time.sleep(0.3) or "in time"))
-        assert threads.submit(late).result(10) == "(0.1, 's') s"
-        assert other.result(10) == "in time"
+        assert threads.submit(late).result(30) == "(0.1, 's') s"
+        assert other.result(30) == "in time"
         with pytest.raises(LateError):
-            threads.submit(lambda: limited_by_signal(computes_for_ever, 0.1)).result(10)
+            threads.submit(lambda: limited_by_signal(computes_for_ever, 0.1)).result(30)
 
 
 def test_an_alarm_that_a_call_leaves_does_not_reach_the_next_one() -> None:
@@ -116,9 +116,9 @@ def test_an_alarm_that_a_call_leaves_does_not_reach_the_next_one() -> None:
         return signal.alarm(1)
 
     with DaemonExecutor(1) as threads:
-        assert threads.submit(leaves).result(5) == 0
+        assert threads.submit(leaves).result(30) == 0
         assert (
-            threads.submit(lambda: (time.sleep(1.2), signal.getsignal(signal.SIGALRM))[1]).result(5)
+            threads.submit(lambda: (time.sleep(1.2), signal.getsignal(signal.SIGALRM))[1]).result(30)
             == signal.SIG_DFL
         )
 

@@ -44,13 +44,21 @@ def test_rollout(forked_python: str, device: str) -> None:
         "9",
         "--longest",
         "12",
+        "--shared",
+        "70",
+        "--prefix-slots",
+        "4",
+        "--long",
+        "200",
     )
     work = ("--slots", "8", "--requests", "8", "--equal-tokens", "4", "--repeats", "1", "--device", device)
     result, console = run(
         "rollout.py", *sizes, *work, python=sys.executable if device == "cuda" else forked_python
     )
-    keys = ["equal", "staggered"] + ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
-    assert list(result) == keys and min(result.values()) > 0
+    keys = ["equal", "staggered", "prefix", "delay"]
+    keys += ["equal_tokens_per_s", "staggered_tokens_per_s"] * (device == "cuda")
+    assert list(result) == [*keys, "spread"] and min(result[key] for key in keys) > 0
+    assert all(low <= result[key] <= high for key, (low, high) in result["spread"].items())
     assert f"{300 * 128 + 2 * (12 * 128 * 128 + 2 * 64 + 2 * 128) + 128:,} parameters" in console
 
 
@@ -100,6 +108,30 @@ def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> N
     assert len(set(result["reply_tokens"].values())) == 1
     assert 0 < result["lora_sync_bytes"] < result["full_sync_bytes"]
     assert result["l2_over_single"] == pytest.approx(result["l2_s"] / result["single_s"], abs=0.01)
+
+
+def test_adapters_are_compared_with_one_on_the_same_rows(forked_python: str) -> None:
+    sizes = {
+        "--rows": 16,
+        "--few-rows": 16,
+        "--prompt": 5,
+        "--reply": 4,
+        "--hidden": 32,
+        "--head-dim": 16,
+        "--layers": 1,
+    }
+    result, console = run(
+        "adapters.py",
+        *(str(word) for pair in sizes.items() for word in pair),
+        "--rounds",
+        "1",
+        python=forked_python,
+    )
+    spread = result.pop("spread")
+    assert {"update_4", "update_16", "update_16_few_rows", "serial_16", "decode_16"} < result.keys()
+    assert result.keys() == spread.keys() and min(result.values()) > 0
+    assert all(low <= result[name] <= high for name, (low, high) in spread.items())
+    assert "one after the other" not in console
 
 
 def test_async_training_compares_steps_of_the_same_episodes(forked_python: str) -> None:

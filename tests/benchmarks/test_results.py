@@ -16,8 +16,8 @@ from tests.house.source import ROOT
 RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
 README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
-    ("rollout", "equal"): (operator.ge, 1.0),
-    ("rollout", "staggered"): (operator.ge, 2.5),
+    ("rollout", "equal"): (operator.ge, 4.0),
+    ("rollout", "staggered"): (operator.ge, 5.5),
     ("train_step", "ratio"): (operator.le, 1.5),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
     ("controller", "blocking_s"): (operator.le, 2.5),
@@ -36,6 +36,10 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),
     ("tree", "fork_us"): (operator.lt, 50.0),
     ("placement", "l2_over_single"): (operator.le, 1.3),
+    ("adapters", "update_4"): (operator.le, 1.10),
+    ("adapters", "update_16"): (operator.le, 1.25),
+    ("adapters", "update_16_few_rows"): (operator.le, 1.6),
+    ("adapters", "decode_16"): (operator.le, 1.15),
     ("sandbox", "speedup"): (operator.ge, 10.0),
     ("sandbox", "loop_delay_ms_p99"): (operator.le, 20.0),
     ("search_words", "recall_1"): (operator.ge, 1.0),

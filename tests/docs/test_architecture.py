@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.pages import pages
 from tests.docs.test_readme import is_key
-from tests.house.source import PACKAGES, ROOT, modules, tree
+from tests.house.source import PACKAGES, ROOT, modules, nodes, tree
 
 PAGE = "docs/architecture.md"
 # Code spans that are no names of code: letters of shapes, and values that no constant spells.
@@ -30,7 +30,7 @@ def members() -> dict[str, set[str]]:
     """Class name to its methods, class attributes and attributes of `self`, over both packages."""
     result = defaultdict[str, set[str]](set)
     for path in modules().values():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 result[node.name] |= set(_members_of(node))
     return result
@@ -49,7 +49,7 @@ def defined() -> set[str]:
     """Names of modules, classes, functions, parameters, variables and attributes, and string constants."""
     names = {part for module in modules() for part in module.split(".")}
     for path in modules().values():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.arg):

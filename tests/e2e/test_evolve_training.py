@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from agent_system.workflows.graph.team import Team
 from tests.e2e.test_evolve import FILES, ended, started
 from tests.e2e.test_evolve import inputs as inputs
 
-# two or three searches with two trainings each
-pytestmark = [pytest.mark.spread, pytest.mark.timeout(900)]
+# two searches with two trainings each; in one process, which runs the undisturbed one once
+pytestmark = pytest.mark.timeout(900)
 TRAINED = [
     "evolve.train_steps=1",
     "agent.specialization=lora",
@@ -35,12 +36,26 @@ def keys_of(inputs: list[str]) -> list[str]:
     return [key for key in inputs if not key.startswith(left_out)] + TRAINED
 
 
-def test_roles_learn_between_generations(inputs: list[str], tmp_path: Path, forked_python: str) -> None:
-    keys = keys_of(inputs)
-    status, out, error = ended(tmp_path / "whole", forked_python, *keys)
+@dataclass(frozen=True)
+class Search:
+    """A search that nothing disturbed: what it printed, its folder, and `FILES` as they were at its end."""
+
+    out: str
+    folder: Path
+    contents: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def whole(inputs: list[str], tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Search:
+    folder = tmp_path_factory.mktemp("whole")
+    status, out, error = ended(folder, forked_python, *keys_of(inputs))
     assert status == 0, error
-    assert "training 1: " in out and "training 2: " in out
-    folder = tmp_path / "whole" / "evolve"
+    return Search(out, folder, {name: (folder / "evolve" / name).read_bytes() for name in FILES})
+
+
+def test_roles_learn_between_generations(inputs: list[str], whole: Search, forked_python: str) -> None:
+    assert "training 1: " in whole.out and "training 2: " in whole.out
+    folder = whole.folder / "evolve"
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     first, second = [line for line in lines if line["event"] == "train"]
     assert first["generation"] == 1 and second["generation"] == 2
@@ -61,17 +76,14 @@ def test_roles_learn_between_generations(inputs: list[str], tmp_path: Path, fork
     adapter = folder / "gen_2" / "policies" / "solver" / "adapter_model.safetensors"
     content = adapter.read_bytes()
     adapter.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    status, _, error = ended(tmp_path / "whole", forked_python, *keys)
+    status, _, error = ended(whole.folder, forked_python, *keys_of(inputs))
     assert status == 1 and "the adapter of 'Solver' is not the one with which the search went on" in error
 
 
 def test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not(
-    inputs: list[str], tmp_path: Path, forked_python: str
+    inputs: list[str], whole: Search, tmp_path: Path, forked_python: str
 ) -> None:
     keys = keys_of(inputs)
-    status, _, error = ended(tmp_path / "whole", forked_python, *keys)
-    assert status == 0, error
-    folder = tmp_path / "whole" / "evolve"
     process = started(tmp_path / "killed", forked_python, *keys)
     killed = tmp_path / "killed" / "evolve"
     while process.poll() is None and not (killed / "gen_1" / "train.log").exists():
@@ -82,8 +94,7 @@ def test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not(
     status, _, error = ended(tmp_path / "killed", forked_python, *keys)
     assert status == 0, error
     for name in FILES:
-        texts = [(run / name).read_bytes() for run in (folder, killed)]
-        assert texts[0] == texts[1], name
+        assert (killed / name).read_bytes() == whole.contents[name], name
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def installed(tmp_path: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
     (wheel,) = tmp_path.glob("verl_mas-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
+    install = [*pip, "install", "--no-deps", "--no-compile", "--target", tmp_path / "site"]
+    subprocess.run([*install, wheel], check=True)
     return tmp_path / "site"
 
 

@@ -252,6 +252,8 @@ SOLUTIONS = [
     ({"answer": "#### (1, 2)"}, "(1, 2)"),
     ({"answer": "#### 1, 2"}, "1, 2"),
     ({"reward_model": {"ground_truth": "34"}}, "34"),
+    ({"reward_model": {"ground_truth": ["3", "4"]}, "answer": []}, "3, 4"),
+    ({"reward_model": {"ground_truth": "He has 34.\n#### 34"}}, "34"),
     ({"reward_model": '{"ground_truth": "34"}'}, "34"),
 ]
 

@@ -26,6 +26,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the parsed file, as `ast.walk` yields them."""
+    return tuple(ast.walk(tree(path)))
+
+
 def absolute(module: str, path: Path, node: ast.ImportFrom) -> str:
     """The module that a `from` import names, relative dots resolved."""
     if not node.level:
@@ -42,7 +48,7 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
     `from a import b` is an import of `a.b` when that is a module, else of `a`.
     """
     path = modules()[module]
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.house.source import PACKAGES, ROOT
+from tests.house.source import ROOT, modules, nodes
 
 # Bare participles say nothing about the value. What is left are fields of classes, module names, and arguments
 # of methods whose base class has them; their number only falls.
@@ -25,17 +25,17 @@ VERLS = {
 }  # fmt: skip
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+def files() -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
+    """The files of the packages, and the nodes of each."""
+    for path in modules().values():
+        yield str(path.relative_to(ROOT)), nodes(path)
 
 
 def test_no_variable_is_named_by_a_participle_alone() -> None:
     left = [
         f"{file}:{node.lineno} {name}"
-        for file, tree in trees()
-        for node in ast.walk(tree)
+        for file, file_nodes in files()
+        for node in file_nodes
         if (name := stored_name(node)) and name.strip("_").lower() in PARTICIPLES
     ]
     assert len(left) <= MOST_PARTICIPLES, left
@@ -49,8 +49,8 @@ def stored_name(node: ast.AST) -> str:
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places = defaultdict(set)
-    for file, tree in trees():
-        for node in ast.walk(tree):
+    for file, file_nodes in files():
+        for node in file_nodes:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].add(file)
     assert {name for name, files in places.items() if len(files) > 1} == VERLS

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -38,10 +39,10 @@ def test_work_that_is_cancelled_before_it_begins_does_not_begin(loop: LoopThread
 
     async def hold() -> None:
         held.set()
-        free.wait(5)
+        free.wait(30)
 
     loop.start(hold())
-    assert held.wait(5)
+    assert held.wait(30)
     running = loop.start(forever(begun))  # the loop sees the start and the cancellation together
     running.cancel()
     free.set()
@@ -53,7 +54,7 @@ def test_work_that_is_cancelled_before_it_begins_does_not_begin(loop: LoopThread
 def test_work_that_is_cancelled_later_ends_and_close_ends_what_is_left(loop: LoopThread) -> None:
     first, second = threading.Event(), threading.Event()
     running, left = loop.start(forever(first)), loop.start(forever(second))
-    assert first.wait(5) and second.wait(5)
+    assert first.wait(30) and second.wait(30)
     running.cancel()
     with pytest.raises(CancelledError):
         running.result()
@@ -103,7 +104,7 @@ def test_a_blocked_loop_is_reported_once_with_the_place_while_threads_wait(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(5)
+            thread.join(30)
         running.result()
         said, caplog.records[:] = [record.getMessage() for record in caplog.records], []
         assert len(said) == reports
@@ -162,7 +163,7 @@ def test_a_loop_that_stays_blocked_ends_the_wait_and_names_what_is_on_it(
         await asyncio.gather(waits, blocks)
 
     since, playing = time.perf_counter(), loop.start(play())
-    assert begun.wait(5)
+    assert begun.wait(30)
     message = (
         r"test has been blocked for .* some.key=0.4 s. It runs step7/toy:1/0/0; waiting: step7/toy:2/0/1$"
     )
@@ -235,21 +236,38 @@ def test_work_that_ends_when_the_wait_for_it_does_has_its_result(
     assert work.call_count == 1 and len(waits) == 2
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited"
-)
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect garbage; what failed meanwhile or was never awaited."""
+    said: list[str] = []
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        patch.setattr(sys, "unraisablehook", lambda args: said.append(f"{args.object!r}: {args.exc_value!r}"))
+        gc.collect()
+    return said + [str(w.message) for w in warned if "was never awaited" in str(w.message)]
+
+
 def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at the end of a run whose environment computes for ever: the process ends only when no
-    thread waits.
+    thread waits. If the loop goes on later, it ends everything on it.
     """
     monkeypatch.setattr(loop_thread, "END_TIMEOUT_S", 0.2)
+    collected(monkeypatch)  # of other tests
     held, free, ended = threading.Event(), threading.Event(), list[BaseException]()
+    waited, order = threading.Event(), list[str]()
 
     async def hold() -> None:
         held.set()
         free.wait(20)
+
+    async def waits() -> None:
+        waited.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            order.append("ended")
 
     def wait() -> None:
         try:
@@ -257,17 +275,24 @@ def test_a_thread_that_waits_for_a_blocked_loop_is_released_by_close(
         except CancelledError as error:
             ended.append(error)
 
+    loop.start(waits())
+    assert waited.wait(30)
     loop.start(hold())
-    assert held.wait(5)
+    assert held.wait(30)
+    never = loop.start(forever(threading.Event()))
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     time.sleep(0.05)
-    loop.close()
-    thread.join(5)
+    assert not loop.close() and not loop.close()
+    thread.join(30)
+    assert len(ended) == 1 and order == []
     free.set()
-    loop._thread.join(5)
-    gc.collect()  # of what the blocked loop never began, here where its warnings are expected
-    assert len(ended) == 1
+    loop._thread.join(30)
+    assert order == ["ended"] and not loop._thread.is_alive()
+    with pytest.raises(CancelledError):
+        never.result()
+    del never
+    assert collected(monkeypatch) == []
 
 
 def test_submitted_work_has_a_future_and_a_time_limit(loop: LoopThread) -> None:
@@ -281,10 +306,10 @@ def test_submitted_work_has_a_future_and_a_time_limit(loop: LoopThread) -> None:
         return 2
 
     ended = threading.Event()
-    assert loop.submit(two()).result(5) == loop.run(two(), 5) == 2
+    assert loop.submit(two()).result(30) == loop.run(two(), 30) == 2
     with pytest.raises(TimeoutError):
         loop.run(forever(ended), 0.05)
-    assert ended.wait(5)
+    assert ended.wait(30)
 
 
 def test_close_ends_work_before_the_cleanup_and_refuses_more() -> None:
@@ -301,7 +326,7 @@ def test_close_ends_work_before_the_cleanup_and_refuses_more() -> None:
         order.append("cleanup")
 
     future = loop.submit(hold())
-    loop.submit(asyncio.sleep(0)).result(5)
+    loop.submit(asyncio.sleep(0)).result(30)
     assert loop.close(cleanup) and order == ["work", "cleanup"] and future.cancelled()
     with pytest.raises(RuntimeError, match="the event loop test is closed"):
         loop.submit(hold())
@@ -318,5 +343,5 @@ def test_close_says_whether_a_task_goes_on() -> None:
                 await asyncio.sleep(0.01)
 
     loop.submit(hold())
-    loop.submit(asyncio.sleep(0)).result(5)
+    loop.submit(asyncio.sleep(0)).result(30)
     assert not loop.close(end_timeout_s=0.05)

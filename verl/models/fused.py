@@ -34,16 +34,16 @@ def fuse_norms(model: torch.nn.Module) -> int:
     another place. Modules with other parts than one weight, or with other numbers in the trial, are
     left alone.
     """
-    found: dict[tuple[Any, ...], type | None] = {}
+    classes: dict[tuple[Any, ...], type | None] = {}
     count = 0
     for module in model.modules():
         if not _may_be_norm(module):
             continue
         numbers = tuple(sorted((name, value) for name, value in vars(module).items() if _is_epsilon(value)))
         key = (type(module), module.weight.shape, numbers)
-        if key not in found:
-            found[key] = _fused_class(module, [name for name, _ in numbers])
-        fused = found[key]
+        if key not in classes:
+            classes[key] = _fused_class(module, [name for name, _ in numbers])
+        fused = classes[key]
         if fused is not None:
             # The class, not an attribute of the object: a copy of the object keeps its own weight.
             module.__class__ = fused

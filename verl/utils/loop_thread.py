@@ -101,6 +101,7 @@ class LoopThread:
         self._limit_s = limit_s
         self._key = key
         self._waited_for = set[concurrent.futures.Future[Any]]()
+        self._ending: concurrent.futures.Future[bool] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
         self._starts = threading.Lock()
@@ -270,8 +271,13 @@ class LoopThread:
         all_ended = True
         try:
             if self._thread.is_alive():
-                ending = self._start(_end_tasks(limit_s, cleanup))
-                all_ended = ending._future.result(max(limit_s, 2 * END_TIMEOUT_S))
+                if self._ending is None:
+                    self._ending = asyncio.run_coroutine_threadsafe(_end_tasks(limit_s, cleanup), self._loop)
+                    # Also where a task blocks the loop beyond the limit, the loop ends the other tasks
+                    # before it stops: what still waits when a loop is closed fails in the garbage
+                    # collector, at any later time.
+                    self._ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+                all_ended = self._ending.result(max(limit_s, 2 * END_TIMEOUT_S))
         except concurrent.futures.TimeoutError:
             all_ended = False  # a task blocks the loop; the thread ends with the process
         finally:
@@ -280,8 +286,10 @@ class LoopThread:
 
     def _stop(self, limit_s: float) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(limit_s)
+        if self._thread.is_alive():
+            # a cleanup that does not end is left; a loop that is blocked first ends its tasks
+            self._loop.call_soon_threadsafe(self._loop.call_later, 2 * limit_s, self._loop.stop)
         for future in list(self._waited_for):
             future.cancel()
         if not self._thread.is_alive():

@@ -275,9 +275,11 @@ class PolicyWorker(EngineWorker):
                         self.engine, part.config.actor, part.rows, part.plan, part_rule
                     )
         peak = peak_memory(self._device)
-        found = {name: of_one | peak for name, of_one in metrics.items()}
+        of_adapters = {name: of_one | peak for name, of_one in metrics.items()}
         return DataProto(
-            meta_info={"metrics": found if "adapters" in data.meta_info else found[parts[0].adapter]}
+            meta_info={
+                "metrics": of_adapters if "adapters" in data.meta_info else of_adapters[parts[0].adapter]
+            }
         )
 
     def _update_rule(self, config: ActorConfig) -> MicroBatchRule:

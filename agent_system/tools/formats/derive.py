@@ -197,7 +197,18 @@ def _literal_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
             places.append((head, at - 1, at, end))
         if len(places) == len(calls):
             syntax = _with_header("literal", text, places, calls)
-            return None if syntax is None else replace(syntax, quote=quote, separator=separator, close=close)
+            if syntax is None:
+                return None
+            last = text[places[0][2] : places[0][3]]
+            numbers = [str(value) for value in calls[0].arguments.values() if not isinstance(value, str)]
+            mark = re.escape(quote) if quote else "[\"']"
+            return replace(
+                syntax,
+                quote=quote,
+                separator=separator,
+                close=close,
+                all_quoted=any(re.search(rf"{mark}{re.escape(number)}{mark}", last) for number in numbers),
+            )
     return None
 
 

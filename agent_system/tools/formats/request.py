@@ -70,15 +70,16 @@ class OfferedTools:
         """Return whether a tool may have this name."""
         return not self.schemas or name in self.schemas
 
-    def typed(self, name: str, key: str, text: str) -> Any:
+    def typed(self, name: str, key: str, text: str, quoted: bool = False) -> Any:
         """Return an argument that is written as plain text, with the type of the tool's schema.
 
-        Text of another type stays text; an argument without a schema is JSON where it can be.
+        Text of another type stays text; an argument without a schema is JSON where it can be. With
+        `quoted` the reply says that it is text: it stays so where the schema allows text.
         """
         text = text.removeprefix(_CDATA).removesuffix("]]>") if text.startswith(_CDATA) else text
         schema = self.schemas.get(name, {})
         declared = _declared(schema, schema.get("properties", {}).get(key), 0)
-        if declared == {"string"}:
+        if declared == {"string"} or (quoted and (not declared or "string" in declared)):
             return text
         value = _value(text)
         if not declared or _is_one_of(value, declared) or (value is None and "string" not in declared):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from agent_system.fences import fenced_blocks
 from agent_system.json_text import parse_json
-from agent_system.projection import fenced_blocks
 from agent_system.tools.formats.literals import LiteralReader
 from agent_system.tools.formats.request import OfferedTools, ToolRequest
 
@@ -121,6 +121,7 @@ class Syntax:
         quote: mark around a text, for `literal`; empty: Python's quotes.
         separator, close: what stands between a name and its value, and after the last one, for
             `literal`.
+        all_quoted: values of every type are written as texts, for `literal`.
     """
 
     kind: str
@@ -136,6 +137,7 @@ class Syntax:
     quote: str = ""
     separator: str = "="
     close: str = ")"
+    all_quoted: bool = False
 
     @cached_property
     def trigger(self) -> str:
@@ -309,9 +311,10 @@ class Syntax:
         if self.kind == "items":
             return self._read_items(text, place, name, tools)
         arguments, end = LiteralReader(text, self.quote).items(place, self.separator, self.close)
-        if name in tools.schemas:  # some templates write a value of any type as text
+        if name in tools.schemas:
+            quoted = not self.all_quoted
             arguments = {
-                k: tools.typed(name, k, v) if isinstance(v, str) else v for k, v in arguments.items()
+                k: tools.typed(name, k, v, quoted) if isinstance(v, str) else v for k, v in arguments.items()
             }
         return arguments, end
 

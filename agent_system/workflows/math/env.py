@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_floats
-from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.math.team import APPROVE, REJECT, SOLVER, VERIFIER
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.math.world.truth import truth_text
 from agent_system.workflows.single import SINGLE
 
 logger = logging.getLogger(__name__)
@@ -63,20 +63,19 @@ class MathEnv(BaseEnv):
     config_class = MathEnvOptions
     blocking = False
 
+    def check_task(self, task: Task) -> None:
+        """Raise AgentSystemError for a ground truth that is no answer."""
+        if task.judged:
+            truth_text(task)
+
     def reset(self, task: Task) -> Observation:
         r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}`
         is the answer.
 
         Raises:
-            AgentSystemError: the task has no ground truth.
+            AgentSystemError: the task has no ground truth that is an answer.
         """
-        if task.judged and (task.ground_truth is None or not str(task.ground_truth).strip()):
-            raise AgentSystemError(
-                f"task {task.task_id!r} has no ground truth; the math environment needs "
-                "reward_model.ground_truth"
-            )
-        truth = str(task.ground_truth)
-        self._truth = last_boxed(truth) or truth.strip() if task.judged else None
+        self._truth = truth_text(task) if task.judged else None
         self._graded: dict[str, Verdict] = {}
         self._solutions: list[bool] = []
         self._judgements: list[tuple[str, bool]] = []

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from agent_system.environment import BaseEnv, Observation, Outcome, Task, paid
 from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
-from agent_system.projection import last_boxed
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.math.world.grade import grade, shared_pool
 from agent_system.workflows.math.world.grader_pool import Verdict
+from agent_system.workflows.math.world.truth import truth_text
 from agent_system.workflows.math_tool.team import REASONER, TOOL_USER
 from agent_system.workflows.single import SINGLE
 
@@ -75,21 +75,19 @@ class MathToolEnv(BaseEnv):
     config_class = MathToolEnvOptions
     blocking = False
 
+    def check_task(self, task: Task) -> None:
+        """Raise AgentSystemError for a ground truth that is no answer."""
+        truth_text(task)
+
     def reset(self, task: Task) -> Observation:
         r"""Start from the problem; of a ground truth that is a whole solution, the last `\boxed{}`
         is the answer.
 
         Raises:
-            AgentSystemError: the task has no ground truth.
+            AgentSystemError: the task has no ground truth that is an answer.
         """
-        truth = str(task.ground_truth if task.ground_truth is not None else "")
-        if not truth.strip():
-            raise AgentSystemError(
-                f"task {task.task_id!r} has no ground truth; math_tool needs "
-                "reward_model.ground_truth, the answer"
-            )
+        self._truth = truth_text(task)
         self._problem = task.prompt
-        self._truth = last_boxed(truth) or truth.strip()
         self._answers: dict[str, str] = {}  # of this turn, by agent
         self._agreed = self._right = False
         self._correct: dict[str, bool] = {}

@@ -13,9 +13,7 @@ from agent_system.errors import AgentSystemError
 from agent_system.options import check_choice, check_floats
 from agent_system.registry import EnvRegistry
 from agent_system.workflows.search.world.answers import (
-    AnswerError,
-    accepted_answers,
-    can_be_matched,
+    answers_of,
     contains,
     exact_match,
     f1_score,
@@ -147,7 +145,7 @@ class SearchEnv(BaseEnv):
                 passages.
         """
         self.config.check_source()
-        self._accepted = _answers_of(task)
+        self._accepted = answers_of(task)
         self._searchable = searchable(self._accepted)
         self._question = task.prompt
         self._queries: list[str] = []
@@ -304,20 +302,6 @@ class SearchEnv(BaseEnv):
         if self._verdicts:
             info["verifier/accuracy"] = self._accuracy
         return info
-
-
-def _answers_of(task: Task) -> list[str]:
-    try:
-        accepted = accepted_answers(task.ground_truth)
-    except AnswerError as error:
-        raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
-    if not can_be_matched(accepted):
-        raise AgentSystemError(
-            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be "
-            "given; expected a text, a list of texts or "
-            f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
-        )
-    return accepted
 
 
 def show(passages: Sequence[Passage], texts: Sequence[str], view: str) -> str:

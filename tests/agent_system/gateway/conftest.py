@@ -111,7 +111,7 @@ def requests_of(session: Session) -> list[Any]:
 
 async def until(reached: Callable[[], bool]) -> None:
     """Wait for the server, which runs in the same event loop."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not reached():
             await asyncio.sleep(0.001)
 

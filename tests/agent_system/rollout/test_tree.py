@@ -351,7 +351,7 @@ async def test_a_blocking_world_tries_its_candidates_at_the_same_time(play) -> N
 
     class Slow(Adder):
         blocking = True
-        meeting = threading.Barrier(3, timeout=5)
+        meeting = threading.Barrier(3, timeout=30)
 
         def act(self, agent_id: str, action: str) -> Outcome:
             self.meeting.wait()

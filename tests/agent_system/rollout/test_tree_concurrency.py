@@ -287,7 +287,7 @@ async def test_stopping_the_run_while_episodes_are_being_closed_closes_every_wor
 
 
 async def test_losers_are_closed_at_the_same_time_and_only_once(play) -> None:
-    meeting = threading.Barrier(3, timeout=5)
+    meeting = threading.Barrier(3, timeout=30)
 
     class Meets(Watched):
         def close(self) -> None:

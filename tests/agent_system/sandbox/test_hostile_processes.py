@@ -74,7 +74,7 @@ except OSError as error:
 """
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as victim:
         assert run_outside(program.format(pid=victim.pid), tmp_path) == "sent"
-        assert victim.wait(10) == -signal.SIGKILL
+        assert victim.wait(60) == -signal.SIGKILL
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as victim:
         assert (await arena.attack(program.format(pid=victim.pid))).stdout == "refused 1"
         assert victim.poll() is None

@@ -93,7 +93,8 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        # `shutdown` waits until it looks again
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture

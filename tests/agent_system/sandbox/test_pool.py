@@ -54,7 +54,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_dead(pids: list[int]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while any(alive(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
     assert [pid for pid in pids if alive(pid)] == []

@@ -257,6 +257,6 @@ def test_a_server_may_be_behind_http(url: tuple[str, subprocess.Popen[bytes]]) -
     (episode,) = play(server, lambda asked: call("note", text="a"), "a")
     assert (episode.failure, episode.answer) == (None, "a")
     process.kill()
-    process.wait(10)
+    process.wait(60)
     (episode,) = play(server, lambda asked: call("note", text="a"), "a")
     assert "the MCP server" in episode.failure and address in episode.failure

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from agent_system.tools.formats import FORMATS, OfferedTools, read_calls, split_calls, syntaxes_of
+from agent_system.tools.formats.derive import derived
+from agent_system.tools.formats.syntax import TrialCall
 
 OFFERED = OfferedTools(
     {
@@ -208,3 +210,43 @@ def test_a_plain_text_gets_the_type_of_the_schema(text: str, value: Any) -> None
     call = f"<tool_call>f{items({'x': text, 'y': text, 'z': text}, '<arg_key>', '</arg_key><arg_value>', '</arg_value>')}</tool_call>"
     ((_, arguments, _),) = read("glm", call, OfferedTools({"f": parameters}))
     assert arguments == {"x": value, "y": text, "z": text}
+
+
+TEXT_OR_NUMBER = OfferedTools(
+    {
+        "put": {
+            "type": "object",
+            "properties": {
+                "a": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+                "b": {},
+                "c": {"type": "integer"},
+            },
+        }
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("pythonic", "[put(a='5', b=\"true\", c='7')]"),
+        (
+            "functiongemma",
+            "<start_function_call>call:put{a:<escape>5<escape>,b:<escape>true<escape>,"
+            "c:<escape>7<escape>}<end_function_call>",
+        ),
+        ("gemma4", '<|tool_call>call:put{a:<|"|>5<|"|>,b:<|"|>true<|"|>,c:<|"|>7<|"|>}<tool_call|>'),
+    ],
+)
+def test_a_value_in_quotes_is_text_where_the_schema_allows_text(name: str, reply: str) -> None:
+    (call,) = read_calls(reply, syntaxes_of(name), TEXT_OR_NUMBER)
+    assert call.arguments == {"a": "5", "b": "true", "c": 7}
+
+
+@pytest.mark.parametrize(("number", "read"), [("3", "5"), ("'3'", 5), ('"3"', 5)])
+def test_where_a_template_writes_numbers_as_texts_the_schema_has_the_type(number: str, read: Any) -> None:
+    shown = f"<call>look(city='Oslo', day='May', n={number})</call>"
+    syntax = derived(shown, [TrialCall("look", {"city": "Oslo", "day": "May", "n": 3}, "call00000")])
+    assert syntax is not None
+    (call,) = read_calls("<call>put(a='5')</call>", [syntax], TEXT_OR_NUMBER)
+    assert call.arguments == {"a": read}

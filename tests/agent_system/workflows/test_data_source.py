@@ -43,6 +43,50 @@ def test_a_reply_is_graded_as_its_data_source_says(source: str, reply: str, rewa
     assert (outcome.team, outcome.done, outcome.info["success"]) == (reward, True, float(reward > 0))
 
 
+STORED = {
+    "openai/gsm8k": (
+        "#### 42",
+        ["42", 42, 42.0, " 42 ", ["42"], '["42"]', r"It is $\\boxed{42}$.", r"\\boxed{42}"],
+    ),
+    "lighteval/MATH": (r"\\boxed{42}", ["42", 42, 42.0, ["42"], [42], '["42"]', r"\\boxed{42}"]),
+    "math_dapo": ("**Answer:** 42", ["42", 42, 42.0, ["42"], [42.0], '["$42$"]']),
+    "numina_olympiads": (r"\\boxed{[-2,7]}", ["[-2, 7]", "[-2,7]", ["[-2, 7]"]]),
+    "aime24": ("Answer: 3 and 5", [["3", "5"], [3, 5], '["3", "5"]', "3, 5"]),
+    "searchR1_nq": (
+        "<answer>1889</answer>",
+        [
+            "1889",
+            1889,
+            1889.0,
+            [1889.0],
+            {"target": [1889]},
+            {"target": 1889.0},
+            '{"target": ["1889"]}',
+            '["1889"]',
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("source", STORED)
+def test_a_truth_in_any_form_of_a_file_is_the_answer(source: str) -> None:
+    reply, truths = STORED[source]
+    for truth in truths:
+        env = DataSourceEnv()
+        task = task_from_row(row(source) | {"reward_model": {"ground_truth": truth}})
+        env.check_task(task)
+        env.reset(task)
+        assert asyncio.run(env.step(reply)).team == 1, truth
+
+
+@pytest.mark.parametrize("source", STORED)
+@pytest.mark.parametrize("truth", [True, {"answer": "42"}, [["42"]], [None], [], "  "])
+def test_a_truth_that_no_answer_can_equal_is_refused_before_the_run(source: str, truth: object) -> None:
+    task = task_from_row(row(source) | {"reward_model": {"ground_truth": truth}})
+    with pytest.raises(AgentSystemError, match=r"reward_model\.ground_truth"):
+        DataSourceEnv().check_task(task)
+
+
 @pytest.mark.parametrize(
     ("reply", "reward"),
     [

@@ -106,6 +106,8 @@ finally:
         (["data.train_files=tasks.csv"], "error: tasks.csv: suffix '.csv' is not one of"),
         (["trainer.val_only=true", "data.train_files=gone.parquet"], ""),
         (["algorithm.clip_advantages=1"], "error: unknown key algorithm.clip_advantages"),
+        (["agent.plugins=[no.such.module]"], "error: not checked: "),
+        (["--cfg", "job"], "error: not checked: "),
         ([], ""),
     ],
     ids=" ".join,

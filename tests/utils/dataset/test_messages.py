@@ -2,7 +2,9 @@
 line for what cannot be read.
 """
 
+import datetime
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -313,3 +315,36 @@ def test_an_error_of_something_else_than_the_template_is_not_taken_for_one(
     monkeypatch.setattr(word_tokenizer, "apply_chat_template", failing)
     with pytest.raises(TypeError, match="of the tokenizer"):
         RLHFDataset(write_rows([row([ASKED])], tmp_path / "a.jsonl"), word_tokenizer, DataConfig())
+
+
+def test_cells_of_parquet_are_what_json_has(tmp_path):
+    day = datetime.datetime(2020, 1, 2, 3, 4)
+    cells = {
+        "prompt": [json.dumps(MESSAGES_OF_ANY_CASE).encode()],
+        "truth": [{"ground_truth": Decimal("3.50"), "lines": [b"a", b"\xff"]}],
+        "when": [{"a": day, "b": day.date(), "c": day.time()}],
+        "passed": [datetime.timedelta(hours=1)],
+    }
+    pq.write_table(pa.table(cells), tmp_path / "rows.parquet")
+    (row,) = read_rows(tmp_path / "rows.parquet")
+    assert row == {
+        "prompt": json.dumps(MESSAGES_OF_ANY_CASE),
+        "truth": {"ground_truth": "3.50", "lines": ["a", b"\xff"]},
+        "when": {"a": "2020-01-02T03:04:00", "b": "2020-01-02", "c": "03:04:00"},
+        "passed": "1:00:00",
+    }
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([pa.array(["a?"]), pa.array(["b?"])], names=["prompt", "prompt"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DatasetError, match="two columns are named 'prompt'"):
+        read_rows(tmp_path / "rows.parquet")
+
+
+MESSAGES_OF_ANY_CASE = [{"role": "System", "content": "s"}, {"role": "USER ", "content": "q?"}]
+
+
+def test_the_case_of_a_role_does_not_count():
+    assert [message["role"] for message in read_messages(MESSAGES_OF_ANY_CASE, "row 0")] == ["system", "user"]
+    assert read_messages([{"role": "Critic", "content": "c"}], "row 0")[0]["role"] == "Critic"

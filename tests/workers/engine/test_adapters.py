@@ -194,8 +194,8 @@ def test_only_adapters_that_exist_can_be_used_and_only_they_are_trained(tiny_mod
 def test_two_gloo_ranks_with_uneven_rows_of_each_adapter_equal_one(
     tiny_model_dir: Path, tmp_path: Path, forked_python: str
 ) -> None:
-    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. They train one
-    after the other, and then together. The solver starts from PEFT's folder.
+    """Rank 1 has five rows of the solver and rank 0 one; of the verifier rank 1 has none at all. They train
+    one after the other, and then together. The solver starts from PEFT's folder.
     """
     settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": True}
     start = save_peft_adapter(tiny_model_dir, tmp_path / "start", **settings)

@@ -58,8 +58,8 @@ def make(model: Path, *, double: bool = False, **options: object) -> FSDPEngine:
 
 
 def updates(grad_clip: float = 1e9) -> dict[str, PolicyRows]:
-    """Rows, losses, temperatures, mini-batches and epochs that differ; of two adapters in a tree, of which one
-    beginning is the same for both.
+    """Rows, losses, temperatures, mini-batches and epochs that differ; all rows begin with one token, and two
+    adapters have more of their beginnings in common.
     """
     prepared, plan = loss_settings("clip_cov", "seq-mean-token-mean")
     found = {
@@ -264,7 +264,7 @@ def test_scores_of_several_adapters_are_those_of_each_alone(tiny_model_dir: Path
             with engine.using(name):
                 single = engine.score_all(update.rows, update.plan.temperature, rule, sum_pi_squared=True)
             assert (together.log_probs[own] - single.log_probs).abs().max() < 2e-6
-            assert (together.entropy[own] - single.entropy).abs().max() < 2e-6
+            assert (together.entropy[own] - single.entropy).abs().max() < 1e-5
             assert (together.sum_pi_squared[own] - single.sum_pi_squared).abs().max() < 2e-6
             reference = engine.score_all(update.rows, update.plan.temperature, rule).log_probs
             assert (base[own] - reference).abs().max() < 2e-6

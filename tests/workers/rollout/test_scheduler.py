@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -148,7 +149,7 @@ def test_a_longer_text_takes_over_the_free_slot_with_its_beginning_and_always_co
         scheduler.add([PendingReply(Ticket(replace(request(1, 5), prompt_ids=text), 5, [None]), 0)])
         (entry,) = admitted(scheduler)
         assert (entry.slot, entry.move, entry.copies) == (0, None, [])
-        assert sum(passes(scheduler), []) == expected
+        assert [chunk for work in passes(scheduler) for chunk in work] == expected
         scheduler.free(0)
     # A whole beginning of what is held, which no slot holds as a prompt: its last chunk is computed.
     text = request(192, 5, prompt_seed=0).prompt_ids[:128]
@@ -238,7 +239,9 @@ def drive(
     scheduler: Scheduler, arrivals: list[list[PendingReply]], ends: random.Random, aborts: bool = False
 ) -> tuple[list[Admission], list[tuple[int, ...]]]:
     """Admit all; a tick computes a pass, brings some of the arrivals and ends some of the replies, all at
-    random, with `aborts` also of those that wait for their prompts. Checks every admission and every chunk against what slots hold, and returns the admissions and the
+    random, with `aborts` also of those that wait for their prompts.
+
+    Checks every admission and every chunk against what slots hold, and returns the admissions and the
     prompts computed.
     """
     log, running, texts = [], {}, dict[int, tuple[int, ...]]()
@@ -389,3 +392,36 @@ def test_a_withdrawn_request_leaves_nothing_behind():
     assert scheduler.waiting == 2
     (entry,) = admitted(scheduler)
     assert (entry.slot, entry.source, entry.reply) == (0, None, stays[0])
+
+
+def steps_per_reply(slots: int) -> float:
+    """Lines run by the scheduler's own files per reply, with four prompts waiting per slot, in groups of two with
+    a common beginning.
+    """
+    tickets = [with_prefix(70 if number % 2 else 0, 30, number // 2) for number in range(4 * slots)]
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        lines += event == "line"
+        return trace if "workers/rollout" in frame.f_code.co_filename else None
+
+    scheduler, ends, running = Scheduler(slots, 128), random.Random(0), set[int]()
+    sys.settrace(trace)
+    try:
+        scheduler.add(ticket[0] for ticket in tickets)
+        while scheduler.waiting or running:
+            running |= {entry.slot for entry in iter(scheduler.admit, None)}
+            while (work := scheduler.next_pass(0)) is not None:
+                scheduler.computed(work.chunks, [True] * len(work.chunks))
+            scheduler.tick()
+            for slot in sorted(running, key=lambda _: ends.random())[: max(1, len(running) // 2)]:
+                running.remove(slot)
+                scheduler.free(slot)
+    finally:
+        sys.settrace(None)
+    return lines / len(tickets)
+
+
+def test_the_work_for_a_reply_does_not_grow_with_slots_and_waiting_replies():
+    assert steps_per_reply(256) < 1.2 * steps_per_reply(64)

@@ -47,7 +47,7 @@ from verl.workers.weight_transfer import chosen_transfer
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Columns that a worker reads; columns that only credit assignment needs are not sent.
+# Columns that a worker reads; columns that only credit assignment needs are not joint.
 LOG_PROB_COLUMNS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids")
 UPDATE_COLUMNS = (*LOG_PROB_COLUMNS, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages",
                   "row_weights", "agent_index")  # fmt: skip
@@ -222,7 +222,7 @@ class TeamWorkers:
 
         def compute(names: Sequence[str]) -> dict[str, SubBatch]:
             group = workers[learners[names[0]].wg_id]
-            sent, places = self._for_ranks(
+            joint, places = self._for_ranks(
                 {name: parts[name].batch for name in names},
                 LOG_PROB_COLUMNS,
                 workers,
@@ -232,10 +232,12 @@ class TeamWorkers:
                 name: {"temperature": learners[name].temperature, "adapter": learners[name].adapter}
                 for name in names
             }
-            sent.meta_info = (
-                _call_meta(each) | (meta or {}) | self._trace(batch, names, workers is self.critics)
-            )
-            out = getattr(group, method)(sent)
+            joint.meta_info = {
+                **_call_meta(each),
+                **(meta or {}),
+                **self._trace(batch, names, workers is self.critics),
+            }
+            out = getattr(group, method)(joint)
             return {name: SubBatch(places[name].rows_of(out), parts[name].rows) for name in names}
 
         results = self._on_learners(method, learners, list(parts), compute)
@@ -308,17 +310,22 @@ class TeamWorkers:
                 name: self._update_meta(learners[name], name, rows[name], columns, step, seed)
                 for name in names
             }
-            sent, places = self._for_ranks(rows, columns, workers, wg_id)
-            sent.meta_info = _call_meta(each) | meta | self._trace(batch, names, workers is self.critics)
-            start = time.perf_counter()
-            found = _metrics_of(getattr(workers[wg_id], method)(sent).meta_info["metrics"], learners, names)
+            joint, places = self._for_ranks(rows, columns, workers, wg_id)
+            joint.meta_info = {
+                **_call_meta(each),
+                **meta,
+                **self._trace(batch, names, workers is self.critics),
+            }start = time.perf_counter()
+            of_learners = _metrics_of(
+                getattr(workers[wg_id], method)(joint).meta_info["metrics"], learners, names
+            )
             seconds = time.perf_counter() - start
             result: dict[str, dict[str, float]] = {}
             for name in names:
                 if workers is self.policies:
                     self.engines.note_update(name, seed[-1])
                 shares = places[name].shares(self.devices[wg_id].ranks)
-                result[name] = found[name] | shares | {f"timing_s/{method}": seconds}
+                result[name] = of_learners[name] | shares | {f"timing_s/{method}": seconds}
             return result
 
         return self._on_learners(method, learners, list(parts), update, then)
@@ -432,14 +439,14 @@ class TeamWorkers:
         # A rank gets the same share of each learner's rows, one learner after the other.
         rank_of_rows = np.concatenate([np.arange(size) * ranks // size for size in sizes])
         index = np.argsort(rank_of_rows, kind="stable")
-        sent = trim_padding((DataProto.concat(batches) if len(parts) > 1 else batches[0]).select_idxs(index))
+        joint = trim_padding((DataProto.concat(batches) if len(parts) > 1 else batches[0]).select_idxs(index))
         rows = np.split(np.argsort(index), np.cumsum(sizes)[:-1])
-        lengths = sent.batch["attention_mask"].sum(dim=1).numpy()
+        lengths = joint.batch["attention_mask"].sum(dim=1).numpy()
         places = {
             name: _Place(of_name, *order, lengths[of_name])
             for name, of_name, order in zip(parts, rows, orders, strict=True)
         }
-        return sent, places
+        return joint, places
 
     def _on_learners(
         self,
@@ -501,14 +508,14 @@ def _call_meta(each: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _metrics_of(
-    found: Mapping[str, Any], learners: Mapping[str, Learner], names: Sequence[str]
+    of_call: Mapping[str, Any], learners: Mapping[str, Learner], names: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each learner, reduced over the ranks, from those of a call."""
     if len(names) == 1:
-        return {names[0]: reduce_metrics(found)}
+        return {names[0]: reduce_metrics(of_call)}
     metrics: dict[str, dict[str, float]] = {}
     for name in names:
-        of_ranks = found[str(learners[name].adapter)]
+        of_ranks = of_call[str(learners[name].adapter)]
         metrics[name] = reduce_metrics({key: [one[key] for one in of_ranks] for key in of_ranks[0]})
     return metrics
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +65,32 @@ def _read_parquet(file: Path) -> list[Row]:
     try:
         # ParquetFile instead of read_table: hive-style folder names must not become columns.
         with pyarrow.parquet.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise DatasetError(f"{file}: two columns are named {twice[0]!r}; rename one")
             rows = table.read().to_pylist(maps_as_pydicts="lossy")
-            return [{name: _without_nulls(cell) for name, cell in row.items()} for row in rows]
+            return [{name: _as_in_json(cell) for name, cell in row.items()} for row in rows]
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a cell without the null fields of its structs: a field that one row has is null in all
-    rows that lack it.
+def _as_in_json(value: Any) -> Any:
+    """Return a cell as a file of JSON has it: texts for bytes of UTF-8, exact decimals and times, no
+    null fields of structs.
     """
     if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        # A field that one row has is null in all rows that lack it.
+        return {name: _as_in_json(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_as_in_json(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:  # an image
+            return value
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (Decimal, timedelta)) else value
 
 
 def _read_jsonl(file: Path) -> list[Row]:

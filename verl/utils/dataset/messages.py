@@ -15,6 +15,7 @@ from verl.utils.data_file import DatasetError
 
 ChatMessage = dict[str, Any]
 EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or their JSON text'
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Lists of objects as JSON, Python and numpy print them.
 _SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
 
@@ -129,6 +130,9 @@ def _message(message: Any, where: str) -> ChatMessage:
         raise DatasetError(f"{where}: {EXPECTED}; found {message!r:.120}")
     check_text(message, where)
     chat_message = {name: value for name, value in message.items() if value is not None}
+    # Templates leave out or invent messages of a role that they do not know, such as `User`.
+    if (role := chat_message["role"].strip().lower()) in ROLES:
+        chat_message["role"] = role
     # OpenAI's name of the role before there were tools.
     if chat_message["role"] == "function":
         chat_message["role"] = "tool"

@@ -159,6 +159,9 @@ def _padded_paths(paths: Sequence[np.ndarray], device: torch.device) -> Path:
     lengths = torch.tensor([len(path) for path in paths])
     index = np.zeros((len(paths), int(lengths.max())), dtype=np.int64)
     for row, path in zip(index, paths, strict=True):
+        # Padding repeats a token of the path: of another row, a value that is not finite would come
+        # through the mask, as 0 times it.
+        row[:] = path[0]
         row[: len(path)] = path
     return Path(torch.from_numpy(index.flatten()).to(device), lengths.to(device), index.shape[1])
 

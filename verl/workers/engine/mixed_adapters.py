@@ -73,12 +73,12 @@ class MixedAdapters:
         be switched off.
         """
         self._keys = tuple(KEY_PREFIX + name for name in names)
+        self.connected = frozenset()
         try:
             yield
         finally:
             self._keys = ()
             self._runs = ()
-            self.connected = frozenset()
 
     def use(self, runs: Sequence[Run], tokens: int) -> None:
         """Set which of the `tokens` of the next forward pass have which adapter; recomputed layers
@@ -92,8 +92,8 @@ class MixedAdapters:
             return None
         states = args[0]
         # A layer may get several vectors of each token.
-        each, rest = divmod(states.numel(), self._tokens * states.shape[-1])
-        if rest or not each:
+        each, remainder = divmod(states.numel(), self._tokens * states.shape[-1])
+        if remainder or not each:
             raise UnknownTokensError(
                 f"a layer with adapters got an input of the shape {list(states.shape)} in a pass of "
                 f"{self._tokens} tokens"
@@ -114,8 +114,8 @@ class MixedAdapters:
             (start * each, stop * each, places.get(part, NO_ADAPTER))
             for start, stop, part in self._runs or ((0, self._tokens, NO_ADAPTER),)
         ]
-        changed = _Product.apply(states.flatten(0, -2), output.flatten(0, -2), runs, scales, *weights)
-        result: torch.Tensor = changed.view(output.shape)
+        outputs = _Product.apply(states.flatten(0, -2), output.flatten(0, -2), runs, scales, *weights)
+        result: torch.Tensor = outputs.view(output.shape)
         return result
 
 
@@ -142,9 +142,9 @@ class _Product(torch.autograd.Function):
                 result[start:stop] = output[start:stop]
                 continue
             down, up = weights[2 * place : 2 * place + 2]
-            reduced = torch.mm(states[start:stop], down.t()).mul_(scales[place])
-            torch.addmm(output[start:stop], reduced, up.t(), out=result[start:stop])
-            narrow.append(reduced)
+            low_rank = torch.mm(states[start:stop], down.t()).mul_(scales[place])
+            torch.addmm(output[start:stop], low_rank, up.t(), out=result[start:stop])
+            narrow.append(low_rank)
         ctx.save_for_backward(states, *weights, *narrow)
         ctx.runs = runs
         ctx.scales = scales
@@ -154,9 +154,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,) = grads
         count = 2 * len(ctx.scales)
-        states, *saved = ctx.saved_tensors
-        weights = saved[:count]
-        narrow = iter(saved[count:])
+        states, *tensors = ctx.saved_tensors
+        weights = tensors[:count]
+        narrow = iter(tensors[count:])
         grad_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         grad_weights: list[torch.Tensor | None] = [None] * count
         for start, stop, place in ctx.runs:
@@ -166,16 +166,16 @@ class _Product(torch.autograd.Function):
                 continue
             down, up = weights[2 * place : 2 * place + 2]
             part = grad[start:stop]
-            reduced = torch.mm(part, up).mul_(ctx.scales[place])
+            low_rank = torch.mm(part, up).mul_(ctx.scales[place])
             if grad_states is not None:
-                torch.mm(reduced, down, out=grad_states[start:stop])
-            for at, left, right in (
-                (2 * place, reduced, states[start:stop]),
+                torch.mm(low_rank, down, out=grad_states[start:stop])
+            for at, outer, inner in (
+                (2 * place, low_rank, states[start:stop]),
                 (2 * place + 1, part, next(narrow)),
             ):
                 before = grad_weights[at]
                 grad_weights[at] = (
-                    torch.mm(left.t(), right) if before is None else before.addmm_(left.t(), right)
+                    torch.mm(outer.t(), inner) if before is None else before.addmm_(outer.t(), inner)
                 )
         # Adapters without a token here are connected by a zero.
         gradients = [

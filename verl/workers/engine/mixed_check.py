@@ -66,14 +66,14 @@ def _difference(config: Any, layout: RowLayout) -> float:
     limits = rope_limits(text) if layout.limits else ()
     groups = replace(layout, limits=limits).groups(rows["attention_mask"].sum(dim=1).tolist())
     layers = adapter_layers(model)
-    mixed = MixedAdapters(layers)
+    adapters = MixedAdapters(layers)
     ropes = RopeState(model)
     largest = 0.0
     for group in groups:
         of_group = {key: value[group] for key, value in rows.items()}
         activate(layers, None)
-        with mixed.of(list(SPECS)):
-            together = _log_probs(model, of_group, layout, ropes, mixed.use)
+        with adapters.of(list(SPECS)):
+            together = _log_probs(model, of_group, layout, ropes, adapters.use)
         for part, name in enumerate(SPECS):
             activate(layers, name)
             gap = (together - _log_probs(model, of_group, layout, ropes, None)).abs()

@@ -111,9 +111,11 @@ def update_adapters(
     ]
     temperature = part_temperatures([update.plan.temperature for update in updates.values()], engine.device)
     with engine.mixing(list(updates)):
-        found = take_steps(engine, trainings, _pass(engine, temperature), rule)
+        of_steps = take_steps(engine, trainings, _pass(engine, temperature), rule)
     ranks = GroupRanks(engine.group, engine.device)
-    return {name: metrics | losses[name].metrics(ranks) for name, metrics in zip(updates, found, strict=True)}
+    return {
+        name: metrics | losses[name].metrics(ranks) for name, metrics in zip(updates, of_steps, strict=True)
+    }
 
 
 def part_temperatures(temperatures: Sequence[float], device: torch.device) -> float | torch.Tensor:

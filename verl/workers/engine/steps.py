@@ -247,8 +247,8 @@ class _Share:
 
     def counts(self) -> torch.Tensor:
         """Return `_counts` of the rows that are computed and of the others, `[2, 3]`."""
-        computed = torch.stack([_counts(micro) for micro in self.micros]).sum(dim=0)
-        return torch.stack([computed, _counts(self.mini) - _counts(self.rows)])
+        of_rows = torch.stack([_counts(micro) for micro in self.micros]).sum(dim=0)
+        return torch.stack([of_rows, _counts(self.mini) - _counts(self.rows)])
 
     def set_counts(self, counts: Sequence[Sequence[float]], ranks: GroupRanks) -> None:
         """Set what depends on `counts` of all ranks."""
@@ -357,12 +357,12 @@ def _micro_batches(
     """Return the micro-batches of all shares, with `INPUT_KEYS`, and `part` with `several`
     trainings; set the `micros` and `places` of each.
     """
-    joined = {name: torch.cat([share.rows[name] for share in shares.values()]) for name in INPUT_KEYS}
+    inputs = {name: torch.cat([share.rows[name] for share in shares.values()]) for name in INPUT_KEYS}
     sizes = torch.tensor([len(share.rows["response_mask"]) for share in shares.values()])
-    joined["row"] = torch.cat([torch.arange(size) for size in sizes.tolist()]).to(engine.device)
+    inputs["row"] = torch.cat([torch.arange(size) for size in sizes.tolist()]).to(engine.device)
     if several:
-        joined["part"] = torch.tensor(list(shares)).repeat_interleave(sizes).to(engine.device)
-    micros = engine.micro_batches(joined, rule)
+        inputs["part"] = torch.tensor(list(shares)).repeat_interleave(sizes).to(engine.device)
+    micros = engine.micro_batches(inputs, rule)
     for number, share in shares.items():
         for micro in micros:
             place = (micro["part"] == number).nonzero().squeeze(1) if several else None

@@ -54,13 +54,13 @@ class RowAdapters:
         self._rows: _Masked | _Grouped = way(specs, slots, weight)
         self._layers: dict[str, frozenset[str]] = {}
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-        adapted: set[str] = set()
+        hooked_layers: set[str] = set()
         for name, spec in specs.items():
             targets = lora_targets(model, spec)
             shapes[name] = adapter_shapes(targets, spec.rank)
             for layer, linear in targets.items():
-                if layer not in adapted:
-                    adapted.add(layer)
+                if layer not in hooked_layers:
+                    hooked_layers.add(layer)
                     self._rows.add_layer(
                         layer,
                         shapes[name][tensor_name(layer, "lora_A")][-1],

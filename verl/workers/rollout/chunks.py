@@ -18,7 +18,7 @@ SHORT = 32
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TextChunk:
     """The tokens of a text from position `start` to before `end`, to be computed into a slot.
 
     Attributes:
@@ -48,12 +48,14 @@ class Chunk:
         return self.end - self.start == CHUNK == self.width
 
 
-def next_chunk(slot: int, text: Sequence[int], start: int, adapter: str | None, whole: bool = False) -> Chunk:
+def next_chunk(
+    slot: int, text: Sequence[int], start: int, adapter: str | None, whole: bool = False
+) -> TextChunk:
     """Return the chunk of a text that begins at `start`; with `whole` all that is left."""
     left = len(text) - start
     if whole:
-        return Chunk(slot, text, start, len(text), left, adapter)
-    return Chunk(slot, text, start, start + min(left, CHUNK), SHORT if left <= SHORT else CHUNK, adapter)
+        return TextChunk(slot, text, start, len(text), left, adapter)
+    return TextChunk(slot, text, start, start + min(left, CHUNK), SHORT if left <= SHORT else CHUNK, adapter)
 
 
 class ComputesChunks(Protocol):
@@ -64,7 +66,7 @@ class ComputesChunks(Protocol):
         """Tokens of one pass over chunks; None: a text is computed whole and alone."""
         ...
 
-    def compute(self, chunks: Sequence[Chunk]) -> list[bool]:
+    def compute(self, chunks: Sequence[TextChunk]) -> list[bool]:
         """Compute chunks of one width, in order, and return whether their keys are numbers."""
         ...
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from verl.models.fused import fuse_norms, fuse_projections
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
-from verl.workers.rollout.chunks import Chunk
+from verl.workers.rollout.chunks import TextChunk
 from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
 from verl.workers.rollout.kv_cache import KV_BLOCK, Place, SlotCache, attending, round_up, use_slot_attention
 
@@ -65,7 +65,7 @@ class SlotModel:
         """Free the cache."""
         self._cache.release()
 
-    def compute(self, chunks: Sequence[Chunk]) -> list[bool]:
+    def compute(self, chunks: Sequence[TextChunk]) -> list[bool]:
         """Compute chunks of one width, each under its adapter, into their slots, and return whether
         the keys of each are numbers.
 

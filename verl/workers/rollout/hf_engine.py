@@ -330,8 +330,10 @@ class HFEngine:
         slot = admission.slot
         reply = admission.reply
         request = reply.ticket.request
-        if (move := admission.move) is not None:
+        if admission.move is not None or admission.source is None:
+            # What is written now may be what a copy reads.
             self._begin_copies()
+        if (move := admission.move) is not None:
             self._make_safe(move.target)
             self._model.copy([move.source], [move.target], move.length)
             self._keep_free(move.target, move.length)

@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SlotReading:
     """The keys that a row of a pass over chunks reads: those from position `first` to before `end`.
 
     `added` [tokens, keys] is 0, or -inf where a key is not attended to.
@@ -69,7 +69,7 @@ class SlotMask:
         added: of a decode step: 0 or -inf, [slots, 1, 1, columns].
     """
 
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[SlotReading, ...] = ()
     added: torch.Tensor | None = None
 
 
@@ -251,7 +251,7 @@ class SlotCache(Cache):
         hidden = key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
         return SlotMask(added=_added(hidden)[:, None, None, :])
 
-    def _reading(self, visible: MaskFunction, reach: int | None, start: int, tokens: int) -> Reading:
+    def _reading(self, visible: MaskFunction, reach: int | None, start: int, tokens: int) -> SlotReading:
         end = start + tokens
         # Whole blocks, so that the shape is a matter of the chunk's place alone.
         first = 0 if reach is None else max(0, start - reach + 1) // KV_BLOCK * KV_BLOCK
@@ -260,7 +260,7 @@ class SlotCache(Cache):
         hidden = (
             key > query if visible is causal_mask_function else ~visible(self._zero, self._zero, query, key)
         )
-        return Reading(first, end, _added(hidden.expand(tokens, end - first)))
+        return SlotReading(first, end, _added(hidden.expand(tokens, end - first)))
 
 
 def _added(hidden: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
-from verl.workers.rollout.chunks import Chunk
+from verl.workers.rollout.chunks import TextChunk
 from verl.workers.rollout.forward import without_router_logits
 
 _CACHES = ("past_key_values", "cache_params")
@@ -81,7 +81,7 @@ class RowModel:
         self._prompts = {}
         self._replies = {}
 
-    def compute(self, chunks: Sequence[Chunk]) -> list[bool]:
+    def compute(self, chunks: Sequence[TextChunk]) -> list[bool]:
         """Compute texts, each whole and alone and under its adapter, into their slots."""
         for chunk in chunks:
             self.adapters.use_rows([chunk.adapter], 1, len(chunk.text))

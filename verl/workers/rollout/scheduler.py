@@ -22,22 +22,23 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from verl.workers.rollout.base import EngineStats
-from verl.workers.rollout.chunks import CHUNK, Chunk, next_chunk
+from verl.workers.rollout.chunks import CHUNK, TextChunk, next_chunk
+from verl.workers.rollout.free_slots import FreeSlots
 from verl.workers.rollout.prefixes import PrefixIndex
 from verl.workers.rollout.waiting import EnginePrompt, PendingReply, Ticket, WaitingPrompts
 
 MAX_WAIT = 16  # decode steps that chunks wait for others of their width
-ROW_BLOCK = 8  # slots by which the rows of a decode step grow
-NEVER = -1
+WINDOW = 32  # texts, those that have waited longest, among which a pass chooses
 # Texts being computed per pass before the next decode step: one pass where a long prompt comes
 # beside others, more where many begin together and few would be decoded meanwhile.
 TEXTS_PER_PASS = 8
 
 
 @dataclass(frozen=True)
-class Move:
+class SlotMove:
     """A whole prompt or the beginning of a text, `length` tokens, that moves to another free slot."""
 
     source: int
@@ -71,7 +72,7 @@ class Admission:
     slot: int
     reply: PendingReply
     source: int | None = None
-    move: Move | None = None
+    move: SlotMove | None = None
     copies: Sequence[Copy] = ()
 
 
@@ -80,7 +81,7 @@ class Pass:
     """Chunks of one width to compute in order, after the copies."""
 
     copies: list[Copy]
-    chunks: list[Chunk]
+    chunks: list[TextChunk]
 
 
 @dataclass(eq=False)
@@ -132,9 +133,8 @@ class Scheduler:
         self._stats = stats or EngineStats()
         self._caching = caching and token_budget is not None
         self._slots = slots
-        self._free = dict.fromkeys(range(slots), NEVER)  # by slot, when it was last used
-        self._clock = 0
-        self._prompts = WaitingPrompts()
+        self._free = FreeSlots(slots)
+        self._prompts = WaitingPrompts(slots)
         self._index = PrefixIndex()
         self._fills: dict[int, Fill] = {}
         self._fill_of_prompt: dict[EnginePrompt, Fill] = {}
@@ -170,21 +170,25 @@ class Scheduler:
         a slot that others wait for is filled first.
         """
         fill = self._fills.get(slot)
-        followed = self._fill_of_follower.pop(slot, None)
         if fill is not None:
             fill.reply = None
         else:
             self._set_free(slot)
-        if followed is not None:
-            del followed.followers[slot]
-        fill = fill or followed
+            fill = self._fill_of_follower.pop(slot, None)
+            if fill is not None:
+                del fill.followers[slot]
         if fill is not None and fill.reply is None and not fill.followers:
             self._end_fill(fill)
             self._set_free(fill.slot)
 
     def _set_free(self, slot: int) -> None:
-        self._clock += 1
-        self._free[slot] = self._clock
+        self._free.add(slot)
+        self._prompts.set_free(slot, True)
+
+    def _assign(self, slot: int) -> int:
+        self._free.remove(slot)
+        self._prompts.set_free(slot, False)
+        return slot
 
     def forget(self, slots: Iterable[int] | None = None) -> None:
         """Record that these slots hold nothing, because their keys are invalid; None: that the
@@ -225,41 +229,31 @@ class Scheduler:
         first = self._prompts.first()
         if first is None or not self._free:
             return None
-        held = self._prompts.held
-        # A free slot whose prompt replies of this priority wait for is theirs.
-        wanted = [slot for slot in self._free if slot in held and held[slot].priority == first.priority]
-        if wanted:
-            return self._admit_copy(held[min(wanted)], min(wanted))
         if first.holders:
-            return self._admit_copy(first, next(iter(first.holders)))
-        followed = self._fill_of_prompt.get(first)
-        if followed is None:
+            return self._admit_copy(first, next(iter(first.free_holders or first.holders)))
+        fill = self._fill_of_prompt.get(first)
+        if fill is None:
             return self._admit_fill(first)
         slot, move = self._take_slot()
         self._clear(slot)
         reply = self._prompts.take(first)
-        followed.followers[slot] = reply
-        self._fill_of_follower[slot] = followed
+        fill.followers[slot] = reply
+        self._fill_of_follower[slot] = fill
         return Admission(slot, reply, move=move)
 
     def _admit_copy(self, prompt: EnginePrompt, source: int) -> Admission:
         self._stats.prompt_tokens_copied += len(prompt.tokens)
         if source in self._free and self._is_low(source):
-            del self._free[source]
+            self._assign(source)
             return Admission(source, self._prompts.take(prompt), source)
         slot, move = self._take_slot(source)
         self._hold_copy(slot, prompt, self._index.of_slot(source))
-        self._make_oldest(source)
+        self._free.make_oldest(source)
         return Admission(slot, self._prompts.take(prompt), source, move)
 
     def _is_low(self, slot: int) -> bool:
         """Whether a reply in a free slot makes a decode step no longer than in any other."""
-        return not self._caching or slot // ROW_BLOCK == min(self._free) // ROW_BLOCK
-
-    def _make_oldest(self, slot: int) -> None:
-        """Of a free slot whose content another one has as well: let it be lost first."""
-        if slot in self._free:
-            self._free[slot] = NEVER
+        return not self._caching or slot in self._free.lowest_block()
 
     def _hold_copy(self, slot: int, prompt: EnginePrompt, keys: Sequence[Hashable]) -> None:
         """Record that a slot has received a whole prompt from another one with these chunks."""
@@ -276,8 +270,7 @@ class Scheduler:
         extends = source in self._free and self._need(source) == math.inf
         extends = extends and len(self._index.of_slot(source)) == count
         if extends and self._is_low(source):
-            slot = source
-            del self._free[slot]
+            slot = self._assign(source)
         else:
             slot, move = self._take_slot(source)
         start = CHUNK * count if slot == source else 0
@@ -292,7 +285,7 @@ class Scheduler:
         copies: list[Copy] = []
         self._catch_up(fill, copies)
         if extends and slot != source:
-            self._make_oldest(source)
+            self._free.make_oldest(source)
         return Admission(slot, reply, move=move, copies=copies)
 
     def _longest(self, keys: Sequence[Hashable], length: int, count: int = 0) -> tuple[int, int]:
@@ -318,35 +311,36 @@ class Scheduler:
         self._prompts.release(slot)
         self._index.cut(slot)
 
-    def _take_slot(self, source: int = -1) -> tuple[int, Move | None]:
+    def _take_slot(self, source: int = -1) -> tuple[int, SlotMove | None]:
         """Remove a slot from the free ones, and move what it holds to where less is lost, but not
         to the place of what is about to be copied from `source`.
         """
+        victim = self._free.oldest(lambda slot: slot == source or self._need(slot) < math.inf)
+        slot = min(self._free.lowest_block(), key=self._value)
         if not self._caching:
-            slot = min(self._free, key=lambda slot: (-self._need(slot), slot))
-            del self._free[slot]
-            return slot, None
-        block = min(self._free) // ROW_BLOCK
-        lost = min((slot for slot in self._free if slot != source), key=self._value, default=source)
-        slot = min((slot for slot in self._free if slot // ROW_BLOCK == block), key=self._value)
+            is_needed = self._need(slot) < math.inf and victim is not None
+            return self._assign(victim if is_needed and victim is not None else slot), None
+        if victim is None:  # all others are needed
+            victim = min(
+                (other for other in self._free.all() if other != source), key=self._value, default=slot
+            )
         move = None
-        if slot != lost and self.length(slot):
-            move = Move(slot, lost, self.length(slot))
-            self._clear(lost)
+        if slot != victim and self.length(slot):
+            move = SlotMove(slot, victim, self.length(slot))
+            self._clear(victim)
             prompt = self._prompts.held.get(slot)
-            self._index.move(slot, lost)
+            self._index.move(slot, victim)
             if prompt is not None:
-                self._prompts.hold(lost, prompt)
+                self._prompts.hold(victim, prompt)
                 self._prompts.release(slot)
-            self._free[lost] = self._free[slot]
-        del self._free[slot]
-        return slot, move
+            self._free.move_use(slot, victim)
+        return self._assign(slot), move
 
-    def _value(self, slot: int) -> tuple[float, int, int]:
+    def _value(self, slot: int) -> tuple[float, int]:
         """Sorts free slots: what is needed later or by nobody is lost first, then what was used
-        longest ago, lower ones first.
+        longest ago; without a cache, lower ones first.
         """
-        return (-self._need(slot), self._free[slot], slot)
+        return (-self._need(slot), self._free.used(slot) if self._caching else slot)
 
     def _need(self, slot: int) -> float:
         """Return the priority of the replies that wait for a slot's prompt, which no other slot
@@ -367,7 +361,7 @@ class Scheduler:
             decoding: replies that the pass delays.
         """
         copies: list[Copy] = []
-        fills = list(self._fills.values())
+        fills = list(islice(self._fills.values(), WINDOW))
         while fills:
             self._catch_up(fills[0], copies)
             width = self._chunk(fills[0]).width
@@ -380,15 +374,15 @@ class Scheduler:
             fills = [fill for fill in fills if self._chunk(fill).width != width]
         return Pass(copies, []) if copies else None
 
-    def _chunk(self, fill: Fill, start: int | None = None) -> Chunk:
+    def _chunk(self, fill: Fill, start: int | None = None) -> TextChunk:
         begin = fill.start if start is None else start
         return next_chunk(fill.slot, fill.text, begin, fill.adapter, self._token_budget is None)
 
-    def _gather(self, fills: list[Fill], width: int, rows: int, copies: list[Copy]) -> list[Chunk]:
+    def _gather(self, fills: list[Fill], width: int, rows: int, copies: list[Copy]) -> list[TextChunk]:
         """Return up to `rows` chunks of one width: of the first text, of those with the fewest
         tokens left, then further ones of the same texts.
         """
-        chunks: list[Chunk] = []
+        chunks: list[TextChunk] = []
         members: list[Fill] = []
         computed: set[Hashable] = set()
         for fill in (fills[0], *sorted(fills[1:], key=lambda fill: fill.left)):
@@ -409,7 +403,7 @@ class Scheduler:
                 end += CHUNK
         return chunks
 
-    def _key(self, fill: Fill, chunk: Chunk) -> Hashable:
+    def _key(self, fill: Fill, chunk: TextChunk) -> Hashable:
         """Return what is equal for equal chunks; a text's own where it cannot be shared."""
         number = chunk.start // CHUNK
         return fill.keys[number] if chunk.is_whole and number < len(fill.keys) else fill.slot
@@ -429,7 +423,7 @@ class Scheduler:
         if source in self._free:
             self._set_free(source)
 
-    def computed(self, chunks: Sequence[Chunk], finite: Sequence[bool]) -> list[Fill]:
+    def computed(self, chunks: Sequence[TextChunk], finite: Sequence[bool]) -> list[Fill]:
         """Record that chunks were computed, and whether their keys are numbers; return the texts
         that are complete with them.
         """
@@ -467,5 +461,5 @@ class Scheduler:
 
     def tick(self) -> None:
         """Count a decode step."""
-        for width in {self._chunk(fill).width for fill in self._fills.values()}:
+        for width in {self._chunk(fill).width for fill in islice(self._fills.values(), WINDOW)}:
             self._waited[width] = self._waited.get(width, 0) + 1

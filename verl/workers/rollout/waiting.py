@@ -60,6 +60,7 @@ class EnginePrompt:
         arrival: number of the first waiting reply in order of arrival.
         waiting: heap of replies without a slot: (priority, number, reply).
         holders: slots with its keys and the logits after it, free or busy, oldest first.
+        free_holders: those of them that are free.
         computing: whether a slot is being filled with it.
         entry: its last place in the queues of `WaitingPrompts`.
     """
@@ -70,8 +71,9 @@ class EnginePrompt:
     arrival: int = 0
     waiting: list[tuple[int, int, PendingReply]] = field(default_factory=list)
     holders: dict[int, None] = field(default_factory=dict)
+    free_holders: dict[int, None] = field(default_factory=dict)
     computing: bool = False
-    entry: tuple[float, bool, int] | None = None
+    entry: tuple[float, int, int] | None = None
 
     @property
     def priority(self) -> float:
@@ -79,26 +81,31 @@ class EnginePrompt:
         return self.waiting[0][0] if self.waiting else math.inf
 
     @property
-    def place(self) -> tuple[float, bool, int]:
-        """Sorts prompts: by priority, then those that need not be computed, then by arrival."""
-        return (self.priority, not (self.holders or self.computing), self.arrival)
+    def place(self) -> tuple[float, int, int]:
+        """Sorts prompts: by priority, then those that a free slot holds and others that need not be
+        computed, then by arrival.
+        """
+        level = 0 if self.free_holders else 1 if self.holders or self.computing else 2
+        return (self.priority, level, self.arrival)
 
 
 class WaitingPrompts:
-    """All prompts that replies wait for, that are being computed, or that slots hold.
+    """All prompts that replies wait for, that are being computed, or that slots hold; at first all
+    of `slots` slots are free.
 
     Attributes:
         replies: number of waiting replies.
         held: prompt by slot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
         self.replies = 0
+        self._free = set(range(slots))
         self.held: dict[int, EnginePrompt] = {}
         self._by_key: dict[Hashable, EnginePrompt] = {}
         # A prompt whose place changes is pushed again; entries of former places are dropped when
         # they come first.
-        self._queue: list[tuple[tuple[float, bool, int], int, EnginePrompt]] = []
+        self._queue: list[tuple[tuple[float, int, int], int, EnginePrompt]] = []
         self._numbers = count()
 
     def add(self, reply: PendingReply) -> None:
@@ -152,6 +159,8 @@ class WaitingPrompts:
             self.release(slot)
             self.held[slot] = prompt
             prompt.holders[slot] = None
+            if slot in self._free:
+                prompt.free_holders[slot] = None
             self._update(prompt)
 
     def release(self, slot: int) -> None:
@@ -159,6 +168,21 @@ class WaitingPrompts:
         prompt = self.held.pop(slot, None)
         if prompt is not None:
             del prompt.holders[slot]
+            prompt.free_holders.pop(slot, None)
+            self._update(prompt)
+
+    def set_free(self, slot: int, is_free: bool) -> None:
+        """Record whether a slot is free."""
+        prompt = self.held.get(slot)
+        if is_free:
+            self._free.add(slot)
+        else:
+            self._free.discard(slot)
+        if prompt is not None:
+            if is_free:
+                prompt.free_holders[slot] = None
+            else:
+                prompt.free_holders.pop(slot, None)
             self._update(prompt)
 
     def _update(self, prompt: EnginePrompt) -> None:

@@ -24,6 +24,7 @@ from sympy.core.function import AppliedUndef
 
 from agent_system.workflows.math.world.latex import (
     elements,
+    half_width,
     has_text_command,
     in_brackets,
     plain_spaces,
@@ -52,6 +53,7 @@ MOST_SIGNS = 3
 NO_SOLUTION = re.compile(
     r"(there (is|are) )?(no( real)?( such)? (solutions?|values?)|none|(the )?empty set)|does not exist|dne"
 )
+_TRUTH_VALUES = frozenset({"yes", "no", "true", "false"})
 _EMPTY = frozenset({"\\emptyset", "\\varnothing", "\\{\\}", "∅", "\\phi set"})
 _BASE = re.compile(r"\(?([0-9A-Z][0-9A-Za-z.]*)\)?\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 # The library ignores what is under a number, a bracket or a power.
@@ -62,7 +64,33 @@ _LETTER_COMMAND = re.compile(
 )
 _UNSOLVED = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![A-Za-z])")
 _CLOCK = re.compile(r"\d{1,2}\s*:\s*\d{2}")
-_VARIABLE = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?")
+_VARIABLE = re.compile(
+    r"(?:\\[A-Za-z]+|[A-Za-z]|\\(?:vec|mathbf|boldsymbol|bm|hat|bar|overline|tilde|overrightarrow)"
+    r"\s*(?:\{\s*\\?[A-Za-z]+\s*\}|[A-Za-z]))(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?"
+)
+_TUPLE_OF_LETTERS = re.compile(r"\(\s*(?:\\?[A-Za-z]+(?:_\w|_\{\w+\})?\s*,?\s*)+\)")
+_SIGNS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+# What follows a residue: `\pmod 5`, `(\text{mod } 5)`; the same behind a number is an operation.
+_MODULUS = re.compile(
+    r"(?P<value>.*?[\w)}!])\s*\(?\s*(?:\\[pb]?|(?<![A-Za-z]))mod(?![A-Za-z])\s*"
+    r"(?P<modulus>\{[^{}]*\}|[^{}()]*?)\s*\)?",
+    re.DOTALL,
+)
+_ALL_REALS = re.compile(
+    r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*R\s*\}?|\\R"
+    r"|(?:all )?(?:the )?(?:set of )?(?:all )?real numbers|all reals"
+)
+# Arithmetic in form only: a date, a version and two raised numbers are no values.
+_NO_ARITHMETIC = re.compile(
+    r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}-\d{1,2}-\d{4}|\d{1,2}/\d{1,2}/\d{4}|\d{3}(?:-\d{3})?-\d{4}"
+    r"|.*\d\.\d+\.\d.*|.*\^\s*(?:\{[^{}]*\}|\w)\s*\^.*",
+    re.DOTALL,
+)
+_DOUBLE_FACTORIAL = re.compile(r"(?<![\w.}])(\d{1,3})\s*!!(?!!)")
+_PLAIN_FUNCTION = re.compile(
+    r"(?<![A-Za-z\\])(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"
+)
+_FUNCTION_BRACKETS = re.compile(r"(\\sqrt\s*\[[^\[\]]*\])|\[|\]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
 _PLAIN_WORDS = re.compile(r"[A-Za-z0-9 .,:;'()/-]*")
 _LONG_WORD = re.compile(r"[A-Za-z]{5,}")
@@ -217,7 +245,7 @@ EMPTY = Several("\\{\\}", ())
 @lru_cache(maxsize=512)
 def read(text: str) -> Answer:
     """Return an answer. A text that is not mathematics as a whole is `Words`: no part of it counts."""
-    text = spelled(text)
+    text = spelled(half_width(text))
     try:
         return _read(text)
     except (UnreadableError, ValueError):
@@ -246,6 +274,8 @@ def _read(text: str) -> Answer:
     plain = plain_spaces(without_text_commands(text))
     if re.sub(r"\s", "", text) in _EMPTY or NO_SOLUTION.fullmatch(plain.lower()):
         return EMPTY
+    if _ALL_REALS.fullmatch(plain):
+        return Several("()", (Value(-sympy.oo, "", False, ""), Value(sympy.oo, "", False, "")))
     if letter := _LETTER.fullmatch(plain):
         return value(letter.group(1))
     if _is_word(text, plain):
@@ -255,6 +285,10 @@ def _read(text: str) -> Answer:
     ):
         return number
     sides, signs = relation(text)
+    if signs == ["="] and _TUPLE_OF_LETTERS.fullmatch(plain_spaces(sides[0])):
+        return _read(sides[1])
+    if residue := _residue(sides, signs):
+        return residue
     if signs == ["in"] and _VARIABLE.fullmatch(plain_spaces(sides[0])):
         return _read(sides[1])
     if (vector := _ANGLES.fullmatch(text)) and len(parts := elements(vector.group(1), thousands=False)) > 1:
@@ -268,9 +302,30 @@ def _read(text: str) -> Answer:
         return Several("|", tuple(_read(member) for member in members))
     if inside := in_brackets(text):
         return _bracketed(*inside)
-    if "\\pm" in text or "\\mp" in text:
+    if _SIGNS.search(text):
         return _several("", _both_signs(text))
     return _relation(sides, signs) if signs else value(text)
+
+
+def _residue(sides: Sequence[str], signs: Sequence[str]) -> Answer | None:
+    r"""Return `8 \pmod 5` and `x \equiv 3 \pmod 5` as 3 with the unit `mod 5`, None for other texts."""
+    match = _MODULUS.fullmatch(plain_spaces(without_text_commands(sides[-1])))
+    if match is None or signs not in ([], ["=="], ["="]):
+        return None
+    residue = value(match["value"].rstrip(" ("))
+    modulus = expression(match["modulus"].strip("{} "))
+    number = residue.expression
+    if not (number.is_Integer and modulus.is_Integer and modulus > 0):
+        # Of letters nothing is known: `n \\bmod 4` is not n.
+        return replace(residue, expression=sympy.Function("mod")(number, modulus)) if not signs else None
+    number = number % modulus
+    residue = replace(residue, expression=number, unit=f"mod {modulus}")
+    if not signs:
+        return residue
+    name = plain_spaces(sides[0])
+    if not _VARIABLE.fullmatch(name):
+        raise UnreadableError("a congruence of more than a letter")
+    return Related((_name(name), residue), ("=",), name)
 
 
 def _based(digits: str, base: int) -> Based | None:
@@ -404,6 +459,13 @@ def expression(text: str) -> Any:
         raise UnreadableError("text within mathematics")
     if _NO_PRODUCT.search(text):
         raise UnreadableError("a product that does not commute, or a name of several letters")
+    if _NO_ARITHMETIC.fullmatch(text):
+        raise UnreadableError("a date, a version or a power of a power without brackets")
+    text = _DOUBLE_FACTORIAL.sub(lambda m: str(sympy.factorial2(int(m[1]))), text)
+    if "!!" in text.replace(" ", ""):
+        raise UnreadableError("a double factorial of letters")
+    text = _FUNCTION_BRACKETS.sub(lambda m: m[1] or {"[": "(", "]": ")"}[m[0]], text)
+    text = _PLAIN_FUNCTION.sub(r"\\\1 ", text)
     text = _EXPONENT_T.sub(r"^{\1 g_{T}}", _DERIVATIVE.sub(_derivative, text))
     text = _MIXED.sub(lambda m: rf"\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}", text)
     if mixed := _MIXED_PLAIN.match(text):
@@ -506,7 +568,10 @@ def _folded(text: str) -> str:
     """
     if not _PLAIN_WORDS.fullmatch(text):
         return text
-    return " ".join(word if len(word) < 2 or word.isupper() else word.lower() for word in text.split())
+    return " ".join(
+        word if (len(word) < 2 or word.isupper()) and word.lower() not in _TRUTH_VALUES else word.lower()
+        for word in text.split()
+    )
 
 
 def _same_members(left: Several, right: Several) -> bool:

@@ -7,6 +7,7 @@ Nothing is evaluated here; the standard library suffices.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -41,11 +42,22 @@ _SPELLINGS = {
     "≠": "\\ne ", "∞": "\\infty ",
     "\\lt": "<", "\\gt": ">", "×": "\\times ", "·": "\\cdot ", "÷": "/", "√": "\\sqrt ", "∪": "\\cup ",
     "∈": "\\in ", "±": "\\pm ",
-    "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "",
+    "π": "\\pi ", "°": "^\\circ", "\\mleft": "", "\\mright": "", "⋅": "\\cdot ", "∙": "\\cdot ",
+    "⁄": "/", "∕": "/", "∅": "\\emptyset ",
+    "∓": "\\mp ", "′": "'", "，": ",", "、": ",", "；": ";",
+    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}",
+    "ℕ": "\\mathbb{N}", "ℂ": "\\mathbb{C}",
 }  # fmt: skip
 _SPELLING = re.compile(
     "|".join(re.escape(k) + (r"(?![A-Za-z])" if k[-1].isalpha() and k[0] == "\\" else "") for k in _SPELLINGS)
 )
+# Digits and signs above and below the line; a number before a fraction in one character is a mixed number.
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ]+")
+_VULGAR = re.compile("[¼½¾⅐-⅞↉]")
+_FULL_WIDTH = re.compile("[０-９（）＋－＝＜＞％／＊＾．Ａ-Ｚａ-ｚ｛｝［］]")
+_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_OVER = re.compile(r"\\over(?![A-Za-z])")
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OR = re.compile(
@@ -67,7 +79,7 @@ def spelled(text: str) -> str:
 
     Delimiters of mathematics around the whole, and punctuation after it, are removed.
     """
-    text = text.strip().replace("\ufe0f", "")
+    text = _in_ascii(text.strip().replace("\ufe0f", ""))
     for start, end in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
         if len(text) > len(start) + len(end) and text.startswith(start) and text.endswith(end):
             text = text[len(start) : -len(end)].strip()
@@ -76,11 +88,69 @@ def spelled(text: str) -> str:
     text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", _EMPTY_GROUP.sub("", text))
     text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
     text = _CHOOSE.sub(r"\\binom{\1\3}{\2\4}", text)
+    if "\\over" in text:
+        text = _over_as_fractions(text)
     text = _FRACTIONS.sub(r"\\frac", _SIZE.sub("", _NEGATIVE_SPACE.sub("", text)))
     text = _POWER_OF_TEN.sub(r"\1\\times ", _TEN_IN_TEXT.sub(r" \1", _REPEATING.sub(_fraction, text))).strip()
-    while (shorter := _FINAL.sub("", text).strip()) != text:
+    while (shorter := _ungrouped(_FINAL.sub("", text).strip())) != text:
         text = shorter
     return text
+
+
+def _ungrouped(text: str) -> str:
+    """Return `text` without braces around the whole, which LaTeX does not print."""
+    return text[1:-1].strip() if text[:1] == "{" and _edge(text, 1, 1) == len(text) - 1 else text
+
+
+def _in_ascii(text: str) -> str:
+    """Return LaTeX for roots, powers, indices and fractions that are characters."""
+    if text.isascii():
+        return text
+    text = _ROOT.sub(r"\\sqrt{\1}", text).replace("√(", "sqrt(")
+    text = _RAISED.sub(lambda match: f"^{{{_compatible(match.group())}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{_compatible(match.group())}}}", text)
+    return _VULGAR.sub(
+        lambda match: "\\frac{{{}}}{{{}}}".format(*_compatible(match.group()).split("⁄")), text
+    )
+
+
+def half_width(text: str) -> str:
+    """Return digits, letters and signs of full width as those of ASCII."""
+    return _FULL_WIDTH.sub(lambda match: _compatible(match.group()), text)
+
+
+def _compatible(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
+
+
+def _over_as_fractions(text: str) -> str:
+    r"""Return `text` with `\frac{a}{b}` for `{a \over b}`, and for a whole text that is `a \over b`."""
+    start = 0
+    while match := _OVER.search(text, start):
+        first = _edge(text, match.start() - 1, -1)
+        last = _edge(text, match.end(), 1)
+        # Braces of one side only: no fraction.
+        if (first < 0) != (last == len(text)):
+            start = match.end()
+            continue
+        above = text[first + 1 : match.start()].strip()
+        below = text[match.end() : last].strip()
+        text = f"{text[: max(first, 0)]}{{\\frac{{{above}}}{{{below}}}}}{text[last + 1 :]}"
+    return text
+
+
+def _edge(text: str, place: int, step: int) -> int:
+    """Return the place of the brace that opens (`step` -1) or closes the group around a place; one
+    outside of the text if there is none.
+    """
+    depth = 0
+    while 0 <= place < len(text):
+        if text[place] in "{}" and text[place - 1 : place] != "\\":
+            depth += 1 if (text[place] == "{") == (step > 0) else -1
+            if depth < 0:
+                return place
+        place += step
+    return -1 if step < 0 else len(text)
 
 
 def normalise(text: str) -> str:

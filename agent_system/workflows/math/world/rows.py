@@ -93,8 +93,10 @@ def find_answer(row: Mapping[str, Any]) -> str:
     The answers of a list are joined by commas. Of an answer that is a whole solution of GSM8K, it
     is what follows `####`.
     """
-    candidates = (row.get(name) for name in ("answer", "final_answer"))
-    answer = next((one for one in candidates if one is not None and str(one).strip()), None)
+    judged = row.get("reward_model")
+    truth = judged.get("ground_truth") if isinstance(judged, Mapping) else None
+    candidates = (row.get("answer"), row.get("final_answer"), truth)
+    answer = next((one for one in candidates if one not in (None, []) and str(one).strip()), None)
     answer = _texts(answer) or answer
     if isinstance(answer, list):
         answer = ", ".join(str(one) for one in answer)
@@ -102,9 +104,6 @@ def find_answer(row: Mapping[str, Any]) -> str:
         text = str(answer).strip()
         marked = _GSM8K.search(text)
         return last_boxed(text) or (_THOUSANDS.sub("", marked[1]) if marked else text)
-    judged = row.get("reward_model")
-    if isinstance(judged, Mapping) and str(judged.get("ground_truth") or "").strip():
-        return str(judged["ground_truth"]).strip()
     return last_boxed(str(row.get("solution") or ""))
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_system.environment import Task
 from agent_system.errors import AgentSystemError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -51,15 +52,17 @@ def accepted_answers(ground_truth: Any) -> list[str]:
 
     Args:
         ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of
-            these as Search-R1's `{"target": ...}`.
+            these as Search-R1's `{"target": ...}`, which may be JSON text as well.
 
     Raises:
         AnswerError: an answer is neither text nor number.
     """
+    if isinstance(ground_truth, str):
+        ground_truth = _stored(ground_truth)
     if isinstance(ground_truth, Mapping):
         ground_truth = ground_truth.get("target")
     if isinstance(ground_truth, str):
-        ground_truth = _list_in(ground_truth)
+        ground_truth = _stored(ground_truth)
     several = (
         ground_truth
         if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, (str, bytes))
@@ -71,7 +74,9 @@ def accepted_answers(ground_truth: Any) -> list[str]:
                 f"an accepted answer is {one!r:.100} ({type(one).__name__}), expected a text or a number; "
                 'write a text, a list of texts, or {"target": [...]}'
             )
-    return [text for one in several if one is not None and (text := str(one).strip())]
+    # A column of whole numbers with a missing one is stored as floats.
+    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
+    return [text for one in whole if one is not None and (text := str(one).strip())]
 
 
 def can_be_matched(accepted: Sequence[str]) -> bool:
@@ -79,6 +84,21 @@ def can_be_matched(accepted: Sequence[str]) -> bool:
     articles or punctuation only.
     """
     return any(map(normalize, accepted))
+
+
+def answers_of(task: Task) -> list[str]:
+    """Return the accepted answers of a task. Raise AgentSystemError for none that can be given."""
+    try:
+        accepted = accepted_answers(task.ground_truth)
+    except AnswerError as error:
+        raise AgentSystemError(f"task {task.task_id!r}: reward_model.ground_truth: {error}") from error
+    if not can_be_matched(accepted):
+        raise AgentSystemError(
+            f"task {task.task_id!r} has no answer in reward_model.ground_truth that could be "
+            "given; expected a text, a list of texts or "
+            f'{{"target": [...]}}, with a word other than an article, found {task.ground_truth!r:.100}'
+        )
+    return accepted
 
 
 def searchable(accepted: Sequence[str]) -> list[str]:
@@ -92,12 +112,13 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def _list_in(text: str) -> Any:
-    """Return the list that `text` is in JSON, else the text."""
+def _stored(text: str) -> Any:
+    """Return the list, or the object with `target`, that `text` is in JSON, else the text."""
     try:
-        return json.loads(text) if text.lstrip().startswith("[") else text
+        value = json.loads(text) if text.lstrip()[:1] in ("[", "{") else text
     except (ValueError, RecursionError):
         return text
+    return value if not isinstance(value, Mapping) or "target" in value else text
 
 
 def _f1(answer: str, truth: str) -> float:

@@ -26,6 +26,7 @@ _NUMBER = r"\p{N}+(?:[.,]\p{N}+)+"
 # The signs of C++, C# and the like belong to a word that they end.
 _WORD = rf"(?:(?![{_UNSEPARATED}])[\p{{L}}\p{{M}}\p{{N}}])+(?:'\p{{L}}+)?(?:[+#]+(?![\p{{L}}\p{{N}}]))?"
 _TOKEN = regex.compile(rf"{_RUN}|{_NUMBER}|{_WORD}")
+_THOUSANDS = regex.compile(r"\p{N}{1,3}(?:,\p{N}{3})+(?=\.|$)")
 _POSSESSIVE = regex.compile(r"'s?$")
 
 
@@ -49,6 +50,8 @@ class WordSplitter:
             if run := match["run"]:
                 words += [*run, *map("".join, itertools.pairwise(run))]
             elif (word := _POSSESSIVE.sub("", match.group())) not in STOP_WORDS:
+                if _THOUSANDS.match(word):
+                    word = word.replace(",", "")
                 words.append(self._stemmer.stemWord(word) if self._stemmer else word)
         return words
 

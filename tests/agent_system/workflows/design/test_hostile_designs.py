@@ -89,10 +89,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_reply_that_is_no_design_is_one_line_in_time(roles: Roles, name: str) -> None:
     text = HOSTILE[name]
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(AgentSystemError) as error:
         roles.read(text)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
     message = str(error.value)
     assert "\n" not in message and len(message) <= MAX_MESSAGE and message.isprintable(), message
     assert message.startswith("design")

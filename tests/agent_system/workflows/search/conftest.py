@@ -95,7 +95,8 @@ def misbehaving() -> Iterator[Threads]:
     server.daemon_threads = True
     server.asked, server.released = [], threading.Event()
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    # `shutdown` waits until it looks again
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.released.set()
     server.shutdown()

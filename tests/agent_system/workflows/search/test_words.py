@@ -41,6 +41,8 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "O'Brien wrote about policemen.": ("O’Brien",),
     "Ｆｕｌｌ width letters.": ("full widths",),
     "Straße means street.": ("STRASSE", "streets"),
+    "The tower has 1,665 steps.": ("1665", "1,665", "tower of 1665 steps"),
+    "It cost 12345.50 dollars.": ("12,345.50",),
     "The X-ray was found in 1895.": ("x ray", "X-rays"),
 }
 
@@ -75,5 +77,6 @@ def test_a_corpus_without_words_finds_nothing() -> None:
 def test_words_are_stems_and_neighbouring_characters() -> None:
     words = WordSplitter()
     assert words.of("The cats' C++ (3.5)") == ["cat", "c++", "3.5"]
+    assert words.of("1,234,567.5 1,23 1,2345 0,123,4") == ["1234567.5", "1,23", "1,2345", "0,123,4"]
     assert words.of("北京市") == ["北", "京", "市", "北京", "京市"]
     assert WordSplitter("").of("languages") == ["languages"]

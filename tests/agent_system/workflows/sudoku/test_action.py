@@ -78,7 +78,7 @@ def test_any_text_is_read_or_refused(text):
 
 @pytest.mark.timing
 def test_long_hostile_text_takes_no_time():
-    start = time.perf_counter()
+    start = time.process_time()
     for text in (
         "[" * MAX_ACTION_CHARS,
         "(1" * (MAX_ACTION_CHARS // 2),
@@ -86,7 +86,7 @@ def test_long_hostile_text_takes_no_time():
         "[(" * 2000,
     ):
         parse_action(text, 9)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_written_cells_are_read_back():
