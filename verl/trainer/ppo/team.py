@@ -315,7 +315,8 @@ class TeamWorkers:
                 **_call_meta(each),
                 **meta,
                 **self._trace(batch, names, workers is self.critics),
-            }start = time.perf_counter()
+            }
+            start = time.perf_counter()
             of_learners = _metrics_of(
                 getattr(workers[wg_id], method)(joint).meta_info["metrics"], learners, names
             )
