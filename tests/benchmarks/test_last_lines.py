@@ -212,25 +212,15 @@ def test_advantage_measures_every_group_key_beside_a_dict_filled_by_hand(forked_
 
 @pytest.mark.ray
 def test_train_step_counts_every_reply_of_both_teams_and_keeps_the_console_quiet(forked_python: str) -> None:
-    sizes = (
-        "--tasks",
-        "2",
-        "--group",
-        "2",
-        "--tokens",
-        "4",
-        "--hidden",
-        "32",
-        "--repeats",
-        "1",
-        "--threads",
-        "1",
+    sizes = {"tasks": 2, "group": 4, "tokens": 4, "hidden": 32, "layers": 1, "repeats": 1, "warmup": 1}
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    result, console = run(
+        "train_step.py", *options, "--threads", "1", python=forked_python, **ForkServer.workers(forked_python)
     )
-    result, console = run("train_step.py", *sizes, python=forked_python, **ForkServer.workers(forked_python))
-    assert result["ratio"] > 0
-    assert result["spread"] == [result["ratio"], result["ratio"]]
-    assert result["rows"] == [4, 4]
-    assert 8 <= result["reply_tokens"] <= 32
+    keys = ["ratio_1", "ratio_2", "ratio_tree_update", "ratio_tree_step"]
+    assert list(result)[:5] == [*keys, "spread"]
+    assert all(result["spread"][key] == [result[key], result[key]] and result[key] > 0 for key in keys)
+    assert result["rows"] == {"one": 8, "two": 16}
     assert 0 < result["peak_gib"] < 10
     for noise in ("Loading weights", "Writing model shards", "Token authentication"):
         assert noise not in console

@@ -80,3 +80,12 @@ def test_variables_for_a_cluster_that_runs_already_are_told(
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     RayController(compose_config(["ray_init.env_vars.LIMIT=7"]), "cpu")
     assert "ray_init.env_vars has no effect" in caplog.text
+
+
+def test_the_workers_of_a_run_have_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives them a low one, with which every other program on the machine delays each operation."""
+    fake = FakeRay(monkeypatch)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    RayController(RunConfig(), "cpu")
+    assert fake.calls[0]["_system_config"]["worker_niceness"] == 0

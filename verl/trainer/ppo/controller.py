@@ -30,6 +30,9 @@ RAY_SYSTEM_CONFIG = {
     # Ray keeps 100,000 finished tasks for a dashboard that a private cluster does not have: 50 KB
     # per step in its head process.
     "task_events_report_interval_ms": 0,
+    # Workers have the run's own priority. By default they have the lowest but a few, and any other
+    # program on the machine interrupts threads that wait for each other after every operation.
+    "worker_niceness": 0,
 }
 RAY_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 # Groups share the cores and set their number of threads, so bundles only select the node.

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from verl.models.fused import fuse_norms
 from verl.models.loader import ModelLoader
 from verl.models.lora import LoraSpec, add_adapters, select_adapter
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
@@ -199,6 +200,7 @@ class TrainingMemory:
             if adapters:
                 add_adapters(self._model, adapters, path, 0)
                 select_adapter(self._model, next(iter(adapters)))
+            fuse_norms(self._model)
             self._model.eval()
             if checkpointing:
                 checkpoint_activations(self._model)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from verl.models.fused import fuse_norms
 from verl.models.loader import CAUSAL_LM, ModelLoader, load_config, persistent_buffers, resolve_dtype
 from verl.models.lora import LoraSpec, activate, adapter_layers, adapter_parameters, add_adapters, head_of
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
@@ -118,6 +119,7 @@ class FSDPEngine:
             return add_adapters(network, specs, model.path, seed) if plans else network
 
         def shard(network: Any) -> Any:
+            fuse_norms(network)
             network.eval()  # ratios compare equal networks: nothing is dropped or drawn at random
             if not trained:
                 network.requires_grad_(False)

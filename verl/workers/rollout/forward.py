@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from verl.models.fused import fuse_norms, fuse_projections
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
 from verl.workers.rollout.chunks import TextChunk
@@ -40,6 +41,9 @@ class SlotModel:
     ) -> None:
         use_slot_attention(model)
         use_padded_experts(model)
+        fuse_norms(model)
+        # Before adapters, which look up the layers.
+        fuse_projections(model)
         self._model = model.eval()
         weight = next(model.parameters())
         self.device = weight.device

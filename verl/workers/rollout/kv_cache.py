@@ -98,6 +98,10 @@ class SlotCache(Cache):
         # Such models compute keys from what they store, so that only the rows' own are returned.
         self.gathers = getattr(config.get_text_config(), "kv_lora_rank", None) is not None
         self._last_written: tuple[torch.Tensor, torch.Tensor] | None = None
+        # Of decode steps of one shape: what their attention reads, by layer; of one step: where it
+        # writes, by the number of heads.
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._written_at: dict[int, torch.Tensor] = {}
 
     @property
     def allocated(self) -> int:
@@ -122,6 +126,7 @@ class SlotCache(Cache):
                 grown = self._zeros(tensor.shape[1], tensor.shape[3])
                 grown[:, :, : tensor.shape[2]] = tensor
                 tensors[i] = grown
+        self._views = {}
 
     def _zeros(self, heads: int, channels: int) -> torch.Tensor:
         return torch.zeros(self._slots, heads, self._room, channels, dtype=self._dtype, device=self._device)
@@ -129,6 +134,7 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Free all memory and stored values."""
         self._stored = {}
+        self._views = {}
         self._room = 0
 
     def begin_chunks(self, places: Sequence[Place]) -> None:
@@ -155,6 +161,9 @@ class SlotCache(Cache):
         attend to the first `length` positions.
         """
         self.places = ()
+        if (len(positions), length) != (len(self._positions), self._length):
+            self._views = {}
+        self._written_at = {}
         self._positions = positions
         self._length = length
 
@@ -192,10 +201,26 @@ class SlotCache(Cache):
                     tensor[place.slot, :, place.start : place.start + end] = state[row]
             self._last_written = states
             return self._of_rows(keys, values, len(key_states), end) if self.gathers else (keys, values)
-        rows = self._all_rows[: len(self._positions)]
         for tensor, state in zip((keys, values), states, strict=True):
-            tensor[rows, :, self._positions] = state[:, :, 0].to(tensor.dtype)
-        return keys[: len(rows), :, : self._length], values[: len(rows), :, : self._length]
+            # One row for each position of each head.
+            flat = tensor.view(-1, tensor.shape[-1])
+            flat.index_copy_(0, self._places_of(tensor), state.reshape(-1, tensor.shape[-1]).to(tensor.dtype))
+        if layer_idx not in self._views:
+            rows = len(self._positions)
+            self._views[layer_idx] = (keys[:rows, :, : self._length], values[:rows, :, : self._length])
+        return self._views[layer_idx]
+
+    def _places_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return where a decode step writes to a tensor of one layer, an index of `[rows * heads]`
+        into its positions.
+        """
+        heads = tensor.shape[1]
+        if heads not in self._written_at:
+            first = self._all_rows[: len(self._positions), None] * heads + torch.arange(
+                heads, device=self._device
+            )
+            self._written_at[heads] = (first * tensor.shape[2] + self._positions[:, None]).flatten()
+        return self._written_at[heads]
 
     def _of_rows(
         self, keys: torch.Tensor, values: torch.Tensor, rows: int, width: int

@@ -104,20 +104,24 @@ class SlotState:
     def step(self, logits: torch.Tensor) -> list[tuple[int, int]]:
         """Sample a token for every active slot from logits [slots, vocab] and return the slots that
         ended as (slot, end state).
+
+        Slots behind the last active one are not looked at.
         """
-        count = self._count.unsqueeze(1)
-        truncation = (self._truncated, self._top_p, self._top_k) if self._host_truncated.any() else None
-        greedy = self._greedy if self._host_greedy.any() else None
-        sampled = sample(
-            logits, self._uniforms.gather(1, count).squeeze(1), self._temperature, greedy, truncation
-        )
-        self.tokens.copy_(sampled.tokens)
-        self._out_tokens.scatter_(1, count, sampled.tokens.unsqueeze(1))
-        self._out_log_probs.scatter_(1, count, sampled.log_probs.unsqueeze(1))
-        stopped = (self._stop_ids == sampled.tokens.unsqueeze(1)).any(1)
+        rows = slice(0, self.used)
+        count = self._count[rows].unsqueeze(1)
+        truncation = None
+        if self._host_truncated.any():
+            truncation = (self._truncated[rows], self._top_p[rows], self._top_k[rows])
+        greedy = self._greedy[rows] if self._host_greedy.any() else None
+        uniforms = self._uniforms[rows].gather(1, count).squeeze(1)
+        sampled = sample(logits[rows], uniforms, self._temperature[rows], greedy, truncation)
+        self.tokens[rows] = sampled.tokens
+        self._out_tokens[rows].scatter_(1, count, sampled.tokens.unsqueeze(1))
+        self._out_log_probs[rows].scatter_(1, count, sampled.log_probs.unsqueeze(1))
+        stopped = (self._stop_ids[rows] == sampled.tokens.unsqueeze(1)).any(1)
         self._count += self._active
-        end = torch.where(stopped, STOP, (self._count >= self._limit).long())
-        end = torch.where(sampled.finite, end, FAILED) * self._active
+        end = torch.where(stopped, STOP, (self._count[rows] >= self._limit[rows]).long())
+        end = torch.where(sampled.finite, end, FAILED) * self._active[rows]
         on_host = end.cpu().numpy()
         return [(int(slot), int(on_host[slot])) for slot in on_host.nonzero()[0]]
 
