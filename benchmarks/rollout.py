@@ -1,23 +1,24 @@
-"""Tokens per second of an engine against `transformers` static-cache `generate`, same model, same slots, same
-run.
+"""Tokens per second of an engine against `transformers` static-cache `generate`, same model, same
+slots, same run.
 
-    python benchmarks/rollout.py [--engine hf] [--device cpu] [--hidden 128] [--layers 4] [--slots 64] [--equal-tokens 128] [--repeats 3]
-    python benchmarks/rollout.py --engine hf,vllm [--models 4x256,12x512] [--requests-at-once 1,8,64] [--prompts 64,512]
+    python benchmarks/rollout.py [--engine hf] [--device cpu] [--hidden 128] [--slots 64]
+    python benchmarks/rollout.py --engine hf,vllm [--models 4x256,12x512] [--prompts 64,512]
     python benchmarks/rollout.py --window 128 --prompt 1792 --equal-tokens 256 --slots 16
 
-equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform in
-8..`--longest`, a slot gets its next request when one ends (the peer runs batches of `slots` until their
-longest reply ends). prefix: `--prefix-slots` requests whose prompts begin with the same `--shared` tokens. delay:
-CPU seconds of a decode step, 99th percentile, while a prompt of `--long` tokens is computed / before; the other
-replies fill all slots but one and have prompts of `--shared` tokens and more. End-of-text is disabled on both
-sides, and only requested tokens count. Rounds alternate; the last line is the median of each with `spread`, the
-lowest and highest, and with `--device cuda` the engine's median tokens per second too. Weights are random, in bf16
-on a GPU, where the peer and `hf` do not compile the model, and `vllm` does.
+equal: as many requests as slots, all of the same length, at once. staggered: reply lengths uniform
+in 8..`--longest`, a slot gets its next request when one ends (the peer runs batches of `slots`
+until their longest reply ends). prefix: `--prefix-slots` requests whose prompts begin with the same
+`--shared` tokens. delay: CPU seconds of a decode step, 99th percentile, while a prompt of `--long`
+tokens is computed / before; the other replies fill all slots but one and have prompts of `--shared`
+tokens and more. End-of-text is disabled on both sides, and only requested tokens count. Rounds
+alternate; the last line is the median of each with `spread`, the lowest and highest, and with
+`--device cuda` the engine's median tokens per second too. Weights are random, in bf16 on a GPU,
+where the peer and `hf` do not compile the model, and `vllm` does.
 
-With `--engine hf,vllm` the engines take turns with the same requests, for every model, number of requests and
-length of prompts; `over_vllm` is the smallest of the median ratios of their tokens per second. With `--window`
-the engine runs the same model with and without a sliding window in every layer, in equal rounds alone, and the
-last line is the median ratio of their tokens per second.
+With `--engine hf,vllm` the engines take turns with the same requests, for every model, number of
+requests and length of prompts; `over_vllm` is the smallest of the median ratios of their tokens per
+second. With `--window` the engine runs the same model with and without a sliding window in every
+layer, in equal rounds alone, and the last line is the median ratio of their tokens per second.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ DELAY_STEPS = 72  # decode steps before the long prompt comes
 def make_requests(
     lengths: Sequence[int], seed: int, args: argparse.Namespace, shared: int = 0, prompt: int | None = None
 ) -> list[GenerateRequest]:
-    """Return requests with different random prompts of `prompt` tokens, after `shared` that are the same."""
+    """Return requests with different random prompts of `prompt` tokens, after `shared` that are the
+    same.
+    """
     rng = random.Random(seed)
     beginning = tuple(rng.randrange(args.vocab) for _ in range(shared))
     own = args.prompt if prompt is None else prompt
@@ -68,7 +71,9 @@ def make_requests(
 def start_engine(
     model: Any, limit: int, args: argparse.Namespace, name: str | None = None, slots: int | None = None
 ) -> RolloutEngine:
-    """Return an engine (`--engine`) with these weights, for at most `limit` tokens of prompt and reply."""
+    """Return an engine (`--engine`) with these weights, for at most `limit` tokens of prompt and
+    reply.
+    """
     rollout = RolloutConfig(
         name=name or args.engine,
         max_num_seqs=slots or args.slots,
@@ -107,8 +112,8 @@ def run_engine(
 
 
 def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tuple[float, float]:
-    """Return the seconds and CPU seconds of all requests in batches of `slots`, each batch as long as its
-    longest reply.
+    """Return the seconds and CPU seconds of all requests in batches of `slots`, each batch as long
+    as its longest reply.
     """
     started, cpu = now(), time.process_time()
     for begin in range(0, len(requests), slots):
@@ -126,8 +131,8 @@ def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tup
 
 
 def step_delay(engine: RolloutEngine, seed: int, args: argparse.Namespace) -> float:
-    """Return the 99th percentile of the CPU seconds of a decode step while a long prompt is computed, relative
-    to the steps before.
+    """Return the 99th percentile of the CPU seconds of a decode step while a long prompt is
+    computed, relative to the steps before.
     """
     slots = args.prefix_slots
     passes = args.long // 32  # more steps than the prompt has passes
@@ -137,8 +142,8 @@ def step_delay(engine: RolloutEngine, seed: int, args: argparse.Namespace) -> fl
     beside: list[float] = []
 
     async def until(count: int | None, flight: asyncio.Task[Any], times: list[float]) -> None:
-        """Note the CPU seconds of `count` steps in which all others are sampled; of all until `flight` ends
-        for None.
+        """Note the CPU seconds of `count` steps in which all others are sampled; of all until
+        `flight` ends for None.
         """
         sampled = engine.stats()["sampled"]
         started = time.process_time()

@@ -2,14 +2,15 @@
 
     python benchmarks/scale.py [--sweeps episodes rows] [--plot benchmarks/scale.svg]
 
-Each sweep makes one size of a run larger and measures the CPU time of one unit of it: of a call with more
-episodes in flight, turns or agents, of a task with more tasks, of a row with more rows or worker groups. Its
-growth is the cost of a unit at the largest size over that at a tenth of it, so 1.0 is linear; sizes alternate
-in rounds, and a sweep's growth is the median of them. Rows pass through what a step does with them without a
-model: rewards, metrics and batch, split by policy and back, advantages and credit, files of episodes. The
-last line is JSON: `{"episodes_in_flight", "cpu_ms_per_call", "linear", "mib", "growth", "spread"}`: episodes
-in flight, CPU milliseconds of a call with that many, the growth of the worst sweep, the peak of memory with
-the most episodes above that with a hundredth of them, and each sweep's growth with its lowest and highest round.
+Each sweep makes one size of a run larger and measures the CPU time of one unit of it: of a call
+with more episodes in flight, turns or agents, of a task with more tasks, of a row with more rows or
+worker groups. Its growth is the cost of a unit at the largest size over that at a tenth of it, so
+1.0 is linear; sizes alternate in rounds, and a sweep's growth is the median of them. Rows pass
+through what a step does with them without a model: rewards, metrics and batch, split by policy and
+back, advantages and credit, files of episodes. The last line is JSON: `{"episodes_in_flight",
+"cpu_ms_per_call", "linear", "mib", "growth", "spread"}`: episodes in flight, CPU milliseconds of a
+call with that many, the growth of the worst sweep, the peak of memory with the most episodes above
+that with a hundredth of them, and each sweep's growth with its lowest and highest round.
 """
 
 from __future__ import annotations
@@ -321,8 +322,8 @@ class Rows:
         return 1000 * watch.seconds / size
 
     def files_cost(self, size: int, folder: Path) -> float:
-        """Return the milliseconds of a row that is written to a trajectory file, and to a checkpoint
-        and read from it.
+        """Return the milliseconds of a row that is written to a trajectory file, and to a
+        checkpoint and read from it.
         """
         records, _ = assign_rewards(self.episodes(size), RewardConfig())
         watch = Stopwatch()

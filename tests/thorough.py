@@ -118,7 +118,9 @@ THOROUGH = tuple(
         "recipe/test_tool_forms.py": ("the_script_trains_a_form",),
         "workers/rollout/test_prefix_caching.py": tuple(
             f"no_order_batch_or_cache_changes_a_bit[{case}]"
-            for case in ("True-8-0", "False-8-0", "False-8-7", "False-1-0", "True-3-2", "False-3-2", "False-32-1")
+            for case in (
+                "True-8-0", "False-8-0", "False-8-7", "False-1-0", "True-3-2", "False-3-2", "False-32-1",
+            )
         ),
         "workers/rollout/vllm/test_killed_worker.py": ("all_processes_of_an_engine",),
     }.items()

@@ -456,7 +456,7 @@ class ChatTemplate:
         before = (
             text.removeprefix(self.opening).partition(_ANSWER)[0] if text.startswith(self.opening) else ""
         )
-        return "" if self._has_mark(before) else before
+        return "" if self.marks.is_in(before) else before
 
     @cached_property
     def _before_after_results(self) -> str:
@@ -483,12 +483,7 @@ class ChatTemplate:
     @cached_property
     def _marked_starts(self) -> frozenset[str]:
         """What the template puts before an answer, where it has a mark."""
-        return frozenset(filter(self._has_mark, (self._before, self._before_after_results)))
-
-    def _has_mark(self, text: str) -> bool:
-        return bool(MARK.search(text)) or any(
-            mark and mark in text for mark in (self.marks.begin, self.marks.end)
-        )
+        return frozenset(filter(self.marks.is_in, (self._before, self._before_after_results)))
 
     @cached_property
     def _blanks_after(self) -> str:

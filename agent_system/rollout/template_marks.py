@@ -31,6 +31,10 @@ class ReplyMarks:
     trail: str = ""
     gap: str = ""
 
+    def is_in(self, text: str) -> bool:
+        """Return whether a text has a mark, of these or of any template."""
+        return bool(MARK.search(text)) or any(mark and mark in text for mark in (self.begin, self.end))
+
 
 def whole_marks(text: str) -> str:
     """Return a text without a mark at its end that is cut."""

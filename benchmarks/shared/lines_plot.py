@@ -65,9 +65,8 @@ def plot_lines(path: Path, series: Sequence[Series], x_name: str, y_name: str) -
     parts.append(
         f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>'
     )
-    parts.append(
-        f'<text transform="translate(14 {(TOP + low) / 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>'
-    )
+    turned = f'transform="translate(14 {(TOP + low) / 2}) rotate(-90)"'
+    parts.append(f'<text {turned} text-anchor="middle">{escape(y_name)}</text>')
     path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
 

@@ -238,11 +238,11 @@ def test_prompts_are_forgotten_when_the_weights_change():
 def drive(
     scheduler: Scheduler, arrivals: list[list[PendingReply]], ends: random.Random, aborts: bool = False
 ) -> tuple[list[Admission], list[tuple[int, ...]]]:
-    """Admit all; a tick computes a pass, brings some of the arrivals and ends some of the replies, all at
-    random, with `aborts` also of those that wait for their prompts.
+    """Admit all; a tick computes a pass, brings some of the arrivals and ends some of the replies,
+    all at random, with `aborts` also of those that wait for their prompts.
 
-    Checks every admission and every chunk against what slots hold, and returns the admissions and the
-    prompts computed.
+    Checks every admission and every chunk against what slots hold, and returns the admissions and
+    the prompts computed.
     """
     log, running, texts = [], {}, dict[int, tuple[int, ...]]()
     started = set[int]()
@@ -395,8 +395,8 @@ def test_a_withdrawn_request_leaves_nothing_behind():
 
 
 def steps_per_reply(slots: int) -> float:
-    """Lines run by the scheduler's own files per reply, with four prompts waiting per slot, in groups of two with
-    a common beginning.
+    """Lines run by the scheduler's own files per reply, with four prompts waiting per slot, in
+    groups of two with a common beginning.
     """
     tickets = [with_prefix(70 if number % 2 else 0, 30, number // 2) for number in range(4 * slots)]
     lines = 0
