@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
 from verl.workers.engine.chains import join
+from verl.workers.engine.head_call import linear_head, scores_in_head
+from verl.workers.engine.head_scores import LogitMap, TokenScores, Wanted, token_scores
 from verl.workers.engine.layout import Form, RowLayout
-from verl.workers.engine.token_scores import sums_of_squares, token_scores
 from verl.workers.engine.trie import build_trie
 
 INPUT_KEYS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
@@ -34,6 +36,24 @@ class Scores:
     log_probs: torch.Tensor
     entropy: torch.Tensor
     sum_pi_squared: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a model.
+
+    Attributes:
+        inputs: of the model.
+        keep: positions at which a language-model head is needed, or how many of the last.
+        pick: selects, from what there is at these positions, what is read: `[count, size]`.
+        index: for each unmasked response token of the rows, in row-major order, which of these is
+            the one before it; None if they are in this order.
+    """
+
+    inputs: dict[str, Any]
+    keep: torch.Tensor | int
+    pick: Callable[[torch.Tensor], torch.Tensor]
+    index: torch.Tensor | None = None
 
 
 def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
@@ -58,9 +78,12 @@ def check_rows(rows: Mapping[str, torch.Tensor]) -> None:
 def score_tokens(
     model: Any,
     rows: Mapping[str, torch.Tensor],
-    temperature: float,
+    temperature: float | torch.Tensor,
     layout: RowLayout,
     sum_pi_squared: bool = False,
+    *,
+    logit_map: LogitMap | None = None,
+    entropy_gradient: bool = True,
 ) -> Scores:
     """Run rows through a causal language model; see `Scores`.
 
@@ -68,23 +91,65 @@ def score_tokens(
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
         rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are
             empty.
-        temperature: of the sampler.
+        temperature: of the sampler, for all rows or `[bsz]`; tokens are shared between rows of one
+            temperature only.
         layout: of the rows.
-        sum_pi_squared: also sum the squared probabilities, in another pass over the logits.
+        sum_pi_squared: also sum the squared probabilities.
+        logit_map: scores are computed in the head, tile by tile, and this is what the model does to
+            its logits (see `verl.workers.engine.head_check`); None if the model computes them
+            whole.
+        entropy_gradient: entropies are differentiable.
     """
-    logits, index = _outputs(model, rows, layout)
+    call = _plan(model, rows, layout)
     mask = rows["response_mask"].bool()
-    log_probs, entropy = token_scores(logits, rows["responses"][mask], temperature, index)
-    squares = sums_of_squares(logits, temperature) if sum_pi_squared else None
+    wanted = Wanted(
+        rows["responses"][mask],
+        _of_distributions(temperature, mask, call.index),
+        call.index,
+        sum_pi_squared,
+        entropy_gradient,
+    )
+    scores = scores_of_call(model, call, wanted, logit_map)
+    entropy = scores.entropy
+    squares = scores.squares
     # Rows that share a position share what was computed there once.
-    if index is not None:
-        entropy = entropy[index]
-        squares = None if squares is None else squares[index]
+    if call.index is not None:
+        entropy = entropy[call.index]
+        squares = None if squares is None else squares[call.index]
     return Scores(
-        _scatter(log_probs, mask),
+        _scatter(scores.log_probs, mask),
         _scatter(entropy, mask),
         None if squares is None else _scatter(squares, mask),
     )
+
+
+def scores_of_call(
+    model: Any, call: ModelCall, wanted: Wanted, logit_map: LogitMap | None
+) -> TokenScores:
+    """Run a call of a language model and return what is wanted of its distributions.
+
+    Args:
+        logit_map: as for `score_tokens`; logits are whole, too, where the head has an adapter.
+    """
+    if logit_map is None or linear_head(model) is None:
+        return token_scores(call.pick(_at_kept(model, call)), wanted)
+    run = partial(_output, model, call)
+    # A head that skips no position receives all of them.
+    pick = call.pick if _skips(model) else lambda hidden: call.pick(_at(hidden, call.keep))
+    return scores_in_head(model, run, pick, wanted, logit_map)
+
+
+def _of_distributions(
+    temperature: float | torch.Tensor, mask: torch.Tensor, index: torch.Tensor | None
+) -> float | torch.Tensor:
+    """Return temperatures of rows as those of the distributions that their labels are read from."""
+    if not isinstance(temperature, torch.Tensor):
+        return temperature
+    of_labels = temperature[:, None].expand(mask.shape)[mask]
+    if index is None:
+        return of_labels
+    count = int(index.max()) + 1 if len(index) else 0
+    return of_labels.new_ones(count).index_copy_(0, index, of_labels)
 
 
 def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout) -> torch.Tensor:
@@ -94,32 +159,34 @@ def value_tokens(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
     The value of a token is the output at the position before it. Arguments are those of
     `score_tokens`.
     """
-    outputs, index = _outputs(model, rows, layout)
-    values = outputs.squeeze(-1).float()
-    return _scatter(values if index is None else values[index], rows["response_mask"].bool())
+    call = _plan(model, rows, layout)
+    values = call.pick(_at_kept(model, call)).squeeze(-1).float()
+    return _scatter(values if call.index is None else values[call.index], rows["response_mask"].bool())
 
 
-def _outputs(
-    model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return outputs of the head `[count, head]`, and for each unmasked response token of the rows,
-    in row-major order, the index of the one before it; None if they are in this order.
-    """
+def _plan(model: Any, rows: Mapping[str, torch.Tensor], layout: RowLayout) -> ModelCall:
+    """Return the call of a model that runs rows in a layout."""
     if layout.sharing == "trie":
         trie = build_trie(rows)
         places, index = trie.before.unique(return_inverse=True)
-        inputs = {"input_ids": trie.tokens[None], "position_ids": trie.positions[None]}
-        return run_head(model, places, pack_plan=trie.plan, **inputs)[0], index
+        inputs = {
+            "input_ids": trie.tokens[None],
+            "position_ids": trie.positions[None],
+            "pack_plan": trie.plan,
+        }
+        return ModelCall(inputs, places, _only_row, index)
     if layout.sharing == "chains" and len(rows["input_ids"]):
         rows, index = join(rows)
-        return _FORMS[layout.form](model, rows), index
-    return _FORMS[layout.form](model, rows), None
+        return replace(_FORMS[layout.form](model, rows), index=index)
+    return _FORMS[layout.form](model, rows)
 
 
-def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the head's output at the position before each response token, `[tokens, head]`; a
-    language-model head skips others.
-    """
+def _only_row(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs[0]
+
+
+def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> ModelCall:
+    """Return a call that reads the position before each response token."""
     attention = rows["attention_mask"].bool()
     mask = rows["response_mask"].bool()
     count, width = attention.shape
@@ -147,78 +214,90 @@ def _packed(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
             "max_length_q": max(lengths),
             "max_length_k": max(lengths),
         }
-    return run_head(model, keep, input_ids=tokens[None], position_ids=positions[None], **extra)[0]
+    return ModelCall({"input_ids": tokens[None], "position_ids": positions[None], **extra}, keep, _only_row)
 
 
-def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _padded(model: Any, rows: Mapping[str, torch.Tensor]) -> ModelCall:
     """As `_packed`, for padded rows, without the columns that are padding in all of them."""
     attention = rows["attention_mask"]
     mask = rows["response_mask"].bool()
     if not len(attention):
-        return _without_rows(model, attention.device)
+        return _without_rows(attention.device)
     prompt_len = attention.shape[1] - mask.shape[1]
     used = attention.bool().any(dim=0).nonzero()
     first = int(used[0])
     last = max(int(used[-1]) + 1, prompt_len + 1)
     window = slice(first, last)
-    outputs = run_head(
-        model,
-        last - prompt_len + 1,
-        input_ids=rows["input_ids"][:, window],
-        attention_mask=attention[:, window],
-        position_ids=rows["position_ids"][:, window],
+    inputs = {
+        "input_ids": rows["input_ids"][:, window],
+        "attention_mask": attention[:, window],
+        "position_ids": rows["position_ids"][:, window],
+    }
+    return ModelCall(
+        inputs, last - prompt_len + 1, lambda outputs: outputs[:, :-1][mask[:, : last - prompt_len]]
     )
-    return outputs[:, :-1][mask[:, : last - prompt_len]]
 
 
-def _equal(model: Any, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _equal(model: Any, rows: Mapping[str, torch.Tensor]) -> ModelCall:
     """As `_packed`, for rows of one length that are run without padding and without a mask."""
     attention = rows["attention_mask"].bool()
     mask = rows["response_mask"].bool()
     count, width = attention.shape
     if not count:
-        return _without_rows(model, attention.device)
+        return _without_rows(attention.device)
     length = int(attention[0].sum())
     number = attention.cumsum(dim=1) - 1  # of each token in its row
     before = number[:, width - mask.shape[1] - 1 : -1][mask]
     first = int(before.min()) if len(before) else length - 1
-    outputs = run_head(
-        model,
-        length - first,
-        input_ids=rows["input_ids"][attention].view(count, length),
-        position_ids=rows["position_ids"][attention].view(count, length),
-    )
+    inputs = {
+        "input_ids": rows["input_ids"][attention].view(count, length),
+        "position_ids": rows["position_ids"][attention].view(count, length),
+    }
     row = torch.arange(count, device=mask.device)[:, None].expand_as(mask)[mask]
-    return outputs[row, before - first]
+    return ModelCall(inputs, length - first, lambda outputs: outputs[row, before - first])
 
 
-_FORMS: Mapping[Form, Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]] = {
+_FORMS: Mapping[Form, Callable[[Any, Mapping[str, torch.Tensor]], ModelCall]] = {
     "packed": _packed,
     "padded": _padded,
     "equal": _equal,
 }
 
 
-def _without_rows(model: Any, device: torch.device) -> torch.Tensor:
-    """Run one token and return no output of it, for a rank without rows."""
+def _without_rows(device: torch.device) -> ModelCall:
+    """Return a call with one token that reads no output of it, for a rank without rows."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-    return run_head(model, ids.new_zeros(0), input_ids=ids)[0]
+    return ModelCall({"input_ids": ids}, ids.new_zeros(0), _only_row)
 
 
-def run_head(model: Any, keep: torch.Tensor | int, **inputs: Any) -> torch.Tensor:
-    """Return the head's output at the positions `keep` (a number selects the last ones); outputs of
-    a head that skips none are sliced.
+def _at_kept(model: Any, call: ModelCall) -> torch.Tensor:
+    """Return the head's output at the positions of a call; outputs of a head that skips none are
+    sliced.
     """
+    output = _output(model, call)
+    return output if _skips(model) else _at(output, call.keep)
+
+
+def _output(model: Any, call: ModelCall) -> torch.Tensor:
+    """Return a model's output: at the positions of a call, unless its head skips none."""
     parameters = inspect.signature(model.forward).parameters
+    inputs = call.inputs
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         # Models without positions of their own (ALiBi, recurrences) take no position_ids.
         inputs = {name: value for name, value in inputs.items() if name in parameters}
-    if "logits_to_keep" in parameters:
-        return model(**inputs, use_cache=False, logits_to_keep=keep).logits
-    outputs = model(**inputs, use_cache=False).logits
-    return outputs[:, keep] if isinstance(keep, torch.Tensor) else outputs[:, -keep:]
+    if _skips(model):
+        inputs = inputs | {"logits_to_keep": call.keep}
+    return model(**inputs, use_cache=False).logits
+
+
+def _skips(model: Any) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def _at(values: torch.Tensor, keep: torch.Tensor | int) -> torch.Tensor:
+    return values[:, keep] if isinstance(keep, torch.Tensor) else values[:, -keep:]
 
 
 def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Scatter token values into `[bsz, response_len]`."""
-    return torch.zeros(mask.shape, device=values.device).masked_scatter(mask, values)
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)

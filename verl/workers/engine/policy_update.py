@@ -197,7 +197,9 @@ class _PolicyLoss:
         """Return the loss of one micro-batch and its metrics; without rows the loss is 0, connected
         to every parameter.
         """
-        scores = self._engine.score(micro, self._plan.temperature)
+        scores = self._engine.score(
+            micro, self._plan.temperature, entropy_gradient=bool(self._config.entropy_coeff)
+        )
         prepared = {
             name.removeprefix(PREPARED): value for name, value in micro.items() if name.startswith(PREPARED)
         }
