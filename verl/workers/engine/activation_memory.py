@@ -23,7 +23,7 @@ from verl.models.loader import ModelLoader
 from verl.models.lora import LoraSpec, add_adapters, select_adapter
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
 from verl.workers.engine.forward import ModelCall, scores_of_call
-from verl.workers.engine.head_scores import LogitMap, Wanted
+from verl.workers.engine.head_scores import LogitMap, ScoreRequest
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import attention_name
 from verl.workers.engine.sharding import checkpoint_activations
@@ -262,8 +262,8 @@ class TrainingMemory:
         inputs = {"input_ids": ids, "position_ids": torch.zeros_like(ids), **extra}
         call = ModelCall(inputs, keep, self._before_responses)
         # Entropy is a metric of every update, and as a rule without a gradient.
-        wanted = Wanted(labels, entropy_gradient=False)
-        scores_of_call(self._model, call, wanted, self._logit_map).log_probs.sum().backward()
+        request = ScoreRequest(labels, entropy_gradient=False)
+        scores_of_call(self._model, call, request, self._logit_map).log_probs.sum().backward()
 
     def _before_responses(self, outputs: torch.Tensor) -> torch.Tensor:
         """Select the outputs that are read."""

@@ -15,7 +15,7 @@ import torch
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
 from verl.workers.engine.chains import join
 from verl.workers.engine.head_call import linear_head, scores_in_head
-from verl.workers.engine.head_scores import LogitMap, TokenScores, Wanted, token_scores
+from verl.workers.engine.head_scores import LogitMap, ScoreRequest, TokenScores, token_scores
 from verl.workers.engine.layout import Form, RowLayout
 from verl.workers.engine.trie import build_trie
 
@@ -102,14 +102,14 @@ def score_tokens(
     """
     call = _plan(model, rows, layout)
     mask = rows["response_mask"].bool()
-    wanted = Wanted(
+    request = ScoreRequest(
         rows["responses"][mask],
         _of_distributions(temperature, mask, call.index),
         call.index,
         sum_pi_squared,
         entropy_gradient,
     )
-    scores = scores_of_call(model, call, wanted, logit_map)
+    scores = scores_of_call(model, call, request, logit_map)
     entropy = scores.entropy
     squares = scores.squares
     # Rows that share a position share what was computed there once.
@@ -124,7 +124,7 @@ def score_tokens(
 
 
 def scores_of_call(
-    model: Any, call: ModelCall, wanted: Wanted, logit_map: LogitMap | None
+    model: Any, call: ModelCall, request: ScoreRequest, logit_map: LogitMap | None
 ) -> TokenScores:
     """Run a call of a language model and return what is wanted of its distributions.
 
@@ -132,11 +132,11 @@ def scores_of_call(
         logit_map: as for `score_tokens`; logits are whole, too, where the head has an adapter.
     """
     if logit_map is None or linear_head(model) is None:
-        return token_scores(call.pick(_at_kept(model, call)), wanted)
+        return token_scores(call.pick(_at_kept(model, call)), request)
     run = partial(_output, model, call)
     # A head that skips no position receives all of them.
     pick = call.pick if _skips(model) else lambda hidden: call.pick(_at(hidden, call.keep))
-    return scores_in_head(model, run, pick, wanted, logit_map)
+    return scores_in_head(model, run, pick, request, logit_map)
 
 
 def _of_distributions(

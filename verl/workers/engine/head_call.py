@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verl.models.lora import head_of
-from verl.workers.engine.head_scores import Head, LogitMap, TokenScores, Wanted, token_scores
+from verl.workers.engine.head_scores import Head, LogitMap, ScoreRequest, TokenScores, token_scores
 
 
 class HeadCallError(RuntimeError):
@@ -45,7 +45,7 @@ def scores_in_head(
     model: Any,
     run: Callable[[], torch.Tensor],
     pick: Callable[[torch.Tensor], torch.Tensor],
-    wanted: Wanted,
+    request: ScoreRequest,
     logit_map: LogitMap,
 ) -> TokenScores:
     """Return `token_scores` of the hidden states that a model's head receives.
@@ -54,7 +54,7 @@ def scores_in_head(
         model: its `linear_head` is not None.
         run: calls the model and returns its output in place of logits.
         pick: selects the hidden states `[count, hidden]` that are read, from those of the head.
-        wanted: what is read.
+        request: what is read.
         logit_map: what the model does to the head's output.
 
     Raises:
@@ -62,20 +62,20 @@ def scores_in_head(
     """
     head = linear_head(model)
     assert head is not None, "the caller has looked"
-    seen: list[TokenScores] = []
+    computed: list[TokenScores] = []
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
-        scores = token_scores(pick(hidden), wanted, Head(head.weight, head.bias, logit_map))
-        seen.append(scores)
+        scores = token_scores(pick(hidden), request, Head(head.weight, head.bias, logit_map))
+        computed.append(scores)
         shape = (*hidden.shape[:-1], 1)
         return _Placeholder.apply(shape, scores.log_probs, scores.entropy)
 
     with head_replaced(head, forward):
         output = run()
-    if len(seen) != 1:
-        raise HeadCallError(f"the model called its head {len(seen)} times, expected once")
-    log_probs, entropy = _Behind.apply(output, seen[0].log_probs, seen[0].entropy)
-    return TokenScores(log_probs, entropy, seen[0].squares)
+    if len(computed) != 1:
+        raise HeadCallError(f"the model called its head {len(computed)} times, expected once")
+    log_probs, entropy = _Behind.apply(output, computed[0].log_probs, computed[0].entropy)
+    return TokenScores(log_probs, entropy, computed[0].squares)
 
 
 class _Placeholder(torch.autograd.Function):

@@ -4,7 +4,6 @@ the model: what the model makes of its head's output, and whether both ways agre
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +111,7 @@ def _numbers(value: Any) -> Iterator[float]:
         yield float(value)
 
 
-def _logit_map(model: Any, head: torch.nn.Linear, known: set[float]) -> LogitMap | None:
+def _logit_map(model: Any, head: torch.nn.Linear, numbers: set[float]) -> LogitMap | None:
     """Return the map between the outputs of a head and logits; None if it is none of the known
     forms, or has numbers that are no field of the configuration: these may depend on a size, which
     a miniature has another.
@@ -133,8 +132,8 @@ def _logit_map(model: Any, head: torch.nn.Linear, known: set[float]) -> LogitMap
     values = logits[0, 0].float()
     slope = float(values[0]) / SMALLEST
     largest = float(values[-1])
-    scale = _known(slope, {1.0} | known | {1 / number for number in known if number})
-    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _known(largest, known)
+    scale = _known(slope, {1.0} | numbers | {1 / number for number in numbers if number})
+    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _known(largest, numbers)
     if scale is None or scale <= 0.0 or not (cap is None or cap > 0.0):
         return None
     logit_map = LogitMap(scale, cap)
@@ -142,9 +141,9 @@ def _logit_map(model: Any, head: torch.nn.Linear, known: set[float]) -> LogitMap
     return (IDENTITY if logit_map == IDENTITY else logit_map) if fits else None
 
 
-def _known(value: float, known: set[float]) -> float | None:
-    """Return the number of `known` that a measured one is; None if it is none of them."""
-    nearest = min(known, key=lambda number: abs(number - value), default=None)
+def _known(value: float, numbers: set[float]) -> float | None:
+    """Return the number of `numbers` that a measured one is; None if it is none of them."""
+    nearest = min(numbers, key=lambda number: abs(number - value), default=None)
     return nearest if nearest is not None and abs(nearest - value) <= MAP_BOUND * abs(value) else None
 
 
@@ -165,7 +164,5 @@ def _difference(model: Any, logit_map: LogitMap) -> float:
         return float("inf")
     scale = max(float(gradient.abs().max()) for gradient in gradients.values())
     values = [(log_probs - other_log_probs).abs().max(), (entropy - other_entropy).abs().max()]
-    values += [
-        (gradient - other_gradients[name]).abs().max() / scale for name, gradient in gradients.items()
-    ]
+    values += [(gradient - other_gradients[name]).abs().max() / scale for name, gradient in gradients.items()]
     return float(torch.stack(values).max())

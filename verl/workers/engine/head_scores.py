@@ -2,14 +2,16 @@
 from logits.
 
 From hidden states the logits exist for one tile of tokens and words at a time, in the forward pass
-and again in the backward pass. A tile has few words and many tokens, so that the weights of the
-head are read once, and each part of their gradient is written once.
+and again in the backward pass; only as many as fit into a fixed memory are kept in between. A tile
+has few words and many tokens, so that the weights of the head are read once, and each part of their
+gradient is written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ _CHUNK_ELEMENTS = 1 << 26
 # Logits of a tile: on a CPU what its caches hold, on a GPU what keeps all of its cores busy.
 _TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 _TILE_ROWS = 2048
+# Logits that the backward pass finds instead of computing them again: 512 MiB in fp32. A micro-batch
+# of a model with few words has no more.
+_KEPT_ELEMENTS = 1 << 27
 # Below it the probability is 0 in fp32: clamping log-probs here, -inf included, makes p * log p
 # equal 0 instead of NaN.
 _LOWEST = -1e4
@@ -63,7 +68,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ScoreRequest:
     """What is read from distributions over the vocabulary.
 
     Attributes:
@@ -108,7 +113,7 @@ class TokenScores:
     squares: torch.Tensor | None
 
 
-def token_scores(outputs: torch.Tensor, wanted: Wanted, head: Head | None = None) -> TokenScores:
+def token_scores(outputs: torch.Tensor, request: ScoreRequest, head: Head | None = None) -> TokenScores:
     """Return the scores under softmax(logits / temperature), in fp32 (fp64 for fp64 inputs).
 
     A logit of -inf means probability 0: it adds nothing to the entropy, and its gradient is 0.
@@ -117,19 +122,21 @@ def token_scores(outputs: torch.Tensor, wanted: Wanted, head: Head | None = None
     Args:
         outputs: hidden states `[count, hidden]`, or without a head logits `[count, vocab]`; any
             float dtype.
-        wanted: what is read from them.
+        request: what is read from them.
         head: makes logits of hidden states.
     """
     weight = None if head is None else head.weight
     bias = None if head is None else head.bias
     logit_map = IDENTITY if head is None else head.logit_map
-    log_probs, entropy, squares = _TokenScores.apply(outputs, weight, bias, wanted, logit_map)
-    return TokenScores(log_probs, entropy, squares if wanted.squares else None)
+    inputs = (outputs, weight, bias)
+    with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    log_probs, entropy, squares = _TokenScores.apply(*inputs, request, logit_map, with_gradient)
+    return TokenScores(log_probs, entropy, squares if request.squares else None)
 
 
 class _TokenScores(torch.autograd.Function):
     """See `token_scores`. It keeps its inputs, the normalisation and the entropy of each
-    distribution, and of a frozen head the expected row of its weights.
+    distribution, some logits, and of a frozen head the expected row of its weights instead.
     """
 
     @staticmethod
@@ -138,27 +145,33 @@ class _TokenScores(torch.autograd.Function):
         outputs: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
-        wanted: Wanted,
+        request: ScoreRequest,
         logit_map: LogitMap,
+        with_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = _Logits(outputs, weight, bias, wanted.temperature, logit_map)
-        labels = _Labels(wanted)
-        trained = any(value is not None and value.requires_grad for value in (weight, bias))
-        frozen = weight is not None and outputs.requires_grad and not trained and not wanted.entropy_gradient
-        sums = _Sums(logits, wanted.squares, expected=frozen)
+        logits = _Logits(outputs, weight, bias, request.temperature, logit_map)
+        labels = _Labels(request)
+        sums = _Sums(logits, request.squares)
+        if weight is not None and with_gradient:
+            is_trained = any(value is not None and value.requires_grad for value in (weight, bias))
+            if is_trained or request.entropy_gradient:
+                logits.keep()
+            else:
+                sums.expect()
         # Of the labels, behind scale, cap and temperature.
-        picked = logits.vector(len(wanted.labels))
+        label_logits = logits.vector(len(request.labels))
         for columns in logits.columns:
             for rows in logits.rows:
                 tile = logits.tile(rows, columns)
-                labels.read(tile, rows, columns, picked)
+                labels.read(tile, rows, columns, label_logits)
                 sums.add(tile, rows, columns)
         log_z, entropy, squares = sums.results()
-        log_probs = picked - log_z[labels.rows]
-        ctx.save_for_backward(outputs, weight, bias, log_z, entropy, picked, sums.expected)
-        ctx.wanted = wanted
+        log_probs = label_logits - log_z[labels.rows]
+        ctx.save_for_backward(outputs, weight, bias, log_z, entropy, label_logits, sums.expected)
+        ctx.request = request
         ctx.logit_map = logit_map
-        ctx.mark_non_differentiable(*([squares] if wanted.entropy_gradient else [entropy, squares]))
+        ctx.kept_tiles = logits.kept_tiles
+        ctx.mark_non_differentiable(*([squares] if request.entropy_gradient else [entropy, squares]))
         # Entropy is often without a gradient, and its part of the pass is then left out.
         ctx.set_materialize_grads(False)
         return log_probs, entropy, squares
@@ -167,11 +180,11 @@ class _TokenScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         grad_log_probs, grad_entropy, _ = grads
-        outputs, weight, bias, log_z, entropy, picked, expected = ctx.saved_tensors
+        outputs, weight, bias, log_z, entropy, label_logits, expected = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None, None
-        logits = _Logits(outputs, weight, bias, ctx.wanted.temperature, ctx.logit_map)
-        labels = _Labels(ctx.wanted)
+            grad_log_probs = torch.zeros_like(label_logits)
+        logits = _Logits(outputs, weight, bias, ctx.request.temperature, ctx.logit_map, ctx.kept_tiles)
+        labels = _Labels(ctx.request)
         # The gradient of the logits before scale and temperature is linear in these.
         of_labels = None
         of_rows = torch.zeros_like(log_z)
@@ -181,7 +194,9 @@ class _TokenScores(torch.autograd.Function):
             of_rows.index_add_(0, labels.rows, of_labels)
         if expected is not None:
             assert of_labels is not None, "entropies have no gradient then"
-            return _frozen(logits, labels, of_labels * logits.slope(picked, labels.rows), of_rows, expected)
+            return _frozen(
+                logits, labels, of_labels * logits.slope(label_logits, labels.rows), of_rows, expected
+            )
         of_entropy = None if grad_entropy is None else grad_entropy * logits.factor(slice(None))
         result = _Gradients(logits, ctx.needs_input_grad)
         for columns in logits.columns:
@@ -201,7 +216,7 @@ class _TokenScores(torch.autograd.Function):
                     tile.mul_(slope)
                 result.add(tile, rows, columns)
             result.end(columns)
-        return result.outputs, result.weight, result.bias, None, None
+        return result.outputs, result.weight, result.bias, None, None, None
 
 
 def _frozen(
@@ -217,7 +232,7 @@ def _frozen(
     assert logits.weight is not None
     result = expected * -of_rows[:, None]
     result.index_add_(0, labels.rows, logits.weight[labels.ids].to(result.dtype) * of_labels[:, None])
-    return result.to(logits.outputs.dtype), None, None, None, None
+    return result.to(logits.outputs.dtype), *(None,) * 5
 
 
 class _Logits:
@@ -227,6 +242,7 @@ class _Logits:
         rows: of the tiles.
         columns: of the tiles; tiles of the same columns follow each other.
         dtype: of the tiles: fp32, or fp64.
+        kept_tiles: those that are not computed again, by their first row and column.
     """
 
     def __init__(
@@ -236,6 +252,7 @@ class _Logits:
         bias: torch.Tensor | None,
         temperature: float | torch.Tensor,
         logit_map: LogitMap,
+        kept_tiles: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.outputs = outputs
         self.weight = weight
@@ -261,6 +278,8 @@ class _Logits:
         self._size = widest * max((part.stop - part.start for part in self.rows), default=0)
         self._first: torch.Tensor | None = None
         self._second: torch.Tensor | None = None
+        self.kept_tiles = dict(kept_tiles)
+        self._room: torch.Tensor | None = None
 
     @property
     def is_capped(self) -> bool:
@@ -271,12 +290,28 @@ class _Logits:
         """Return a vector of one value."""
         return torch.full((size,), value, dtype=dtype or self.dtype, device=self.outputs.device)
 
+    def keep(self) -> None:
+        """Keep tiles from now on, as far as there is room for them."""
+        room = min(_KEPT_ELEMENTS, self.count * self.vocab)
+        self._room = torch.empty(room, dtype=self.dtype, device=self.outputs.device)
+
     def tile(self, rows: slice, columns: slice) -> torch.Tensor:
         """Return the logits of these rows and columns; the next call overwrites them."""
         if self._first is None:
             self._first = self.vector(self._size)
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         tile = self._first[: shape[0] * shape[1]].view(shape)
+        place = (rows.start, columns.start)
+        if place in self.kept_tiles:
+            return tile.copy_(self.kept_tiles[place])
+        self._compute(tile, rows, columns)
+        if self._room is not None and tile.numel() <= len(self._room):
+            self.kept_tiles[place] = self._room[: tile.numel()].view(shape).copy_(tile)
+            self._room = self._room[tile.numel() :]
+        return tile
+
+    def _compute(self, tile: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Write logits into a tile."""
         if self.weight is None:
             tile.copy_(self.outputs[rows, columns])
         elif self.outputs.dtype != self.dtype:
@@ -291,7 +326,6 @@ class _Logits:
             tile.div_(self._temperature[rows, None].to(self.dtype))
         elif self._temperature != 1.0:
             tile.div_(self._temperature)
-        return tile
 
     def second(self, tile: torch.Tensor) -> torch.Tensor:
         """Return another buffer of the shape of a tile."""
@@ -336,11 +370,11 @@ class _Labels:
         rows: `[n]`, the distribution of each label.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.ids = wanted.labels
-        self._in_order = wanted.index is None
+    def __init__(self, request: ScoreRequest) -> None:
+        self.ids = request.labels
+        self._in_order = request.index is None
         self.rows = (
-            torch.arange(len(self.ids), device=self.ids.device) if wanted.index is None else wanted.index
+            torch.arange(len(self.ids), device=self.ids.device) if request.index is None else request.index
         )
 
     def _inside(self, rows: slice, columns: slice) -> tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -353,10 +387,10 @@ class _Labels:
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         return some, row.clamp_(0, height - 1), column.clamp_(0, width - 1), inside
 
-    def read(self, tile: torch.Tensor, rows: slice, columns: slice, picked: torch.Tensor) -> None:
-        """Write the logits of the labels in a tile into `picked` `[n]`."""
+    def read(self, tile: torch.Tensor, rows: slice, columns: slice, label_logits: torch.Tensor) -> None:
+        """Write the logits of the labels in a tile into `label_logits` `[n]`."""
         some, row, column, inside = self._inside(rows, columns)
-        picked[some] = torch.where(inside, tile[row, column], picked[some])
+        label_logits[some] = torch.where(inside, tile[row, column], label_logits[some])
 
     def add(self, values: torch.Tensor, tile: torch.Tensor, rows: slice, columns: slice) -> None:
         """Add `values` `[n]` to a tile at the labels in it."""
@@ -370,7 +404,7 @@ class _Sums:
     for each row.
     """
 
-    def __init__(self, logits: _Logits, squares: bool, expected: bool) -> None:
+    def __init__(self, logits: _Logits, squares: bool) -> None:
         self._logits = logits
         # A finite number: the difference of two that are -inf would be NaN.
         self._peak = logits.vector(logits.count, torch.finfo(logits.dtype).min)
@@ -378,8 +412,11 @@ class _Sums:
         self._weighted = torch.zeros_like(self._total)
         self._squares = torch.zeros_like(self._total) if squares else None
         self.expected: torch.Tensor | None = None
-        if expected:
-            self.expected = torch.zeros(logits.outputs.shape, dtype=logits.dtype, device=self._total.device)
+
+    def expect(self) -> None:
+        """Also sum the rows of the head's weights, from now on."""
+        outputs = self._logits.outputs
+        self.expected = torch.zeros_like(outputs, dtype=self._logits.dtype)
 
     def add(self, tile: torch.Tensor, rows: slice, columns: slice) -> None:
         """Add a tile, which is overwritten."""
@@ -406,7 +443,7 @@ class _Sums:
 
     def results(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log of the normalisation, entropy, and sum of squared probabilities (empty unless
-        wanted); `expected` becomes the mean.
+        request); `expected` becomes the mean.
         """
         dtype = self._logits.dtype
         log_total = self._total.log()
@@ -454,7 +491,9 @@ class _Gradients:
         if self.weight is not None:
             if self._part is None:
                 same = self.weight.dtype == tile.dtype
-                self._part = self.weight[columns] if same else torch.zeros_like(weight[columns], dtype=tile.dtype)
+                self._part = (
+                    self.weight[columns] if same else torch.zeros_like(weight[columns], dtype=tile.dtype)
+                )
             _add_product(self._part, factors.t(), self._logits.outputs[rows])
         if self.bias is not None:
             self.bias[columns] += tile.sum(dim=0)
