@@ -179,6 +179,12 @@ def test_in_bf16_sums_are_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float((ours - exact).norm() / exact.norm()) < 2**-8
 
 
+@pytest.mark.parametrize("head", [None, Head(torch.zeros(4, 4))])
+def test_a_label_outside_the_vocabulary_is_an_error(head: Head | None) -> None:
+    with pytest.raises(IndexError, match="labels 1 to 4: expected 0 to 3"):
+        token_scores(torch.zeros(2, 4), ScoreRequest(torch.tensor([4, 1])), head)
+
+
 def test_one_distribution_and_none() -> None:
     head = Head(torch.randn(7, 3, requires_grad=True))
     hidden = torch.randn(0, 3, requires_grad=True)

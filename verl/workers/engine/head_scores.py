@@ -124,11 +124,21 @@ def token_scores(outputs: torch.Tensor, request: ScoreRequest, head: Head | None
             float dtype.
         request: what is read from them.
         head: makes logits of hidden states.
+
+    Raises:
+        IndexError: a label is no word of the vocabulary.
     """
     weight = None if head is None else head.weight
     bias = None if head is None else head.bias
     logit_map = IDENTITY if head is None else head.logit_map
     inputs = (outputs, weight, bias)
+    vocab = outputs.shape[1] if weight is None else len(weight)
+    # A label outside would be in no tile, and without a logit.
+    if len(request.labels) and not outputs.is_meta:
+        lowest = int(request.labels.min())
+        highest = int(request.labels.max())
+        if lowest < 0 or highest >= vocab:
+            raise IndexError(f"labels {lowest} to {highest}: expected 0 to {vocab - 1}, the vocabulary")
     with_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     log_probs, entropy, squares = _TokenScores.apply(*inputs, request, logit_map, with_gradient)
     return TokenScores(log_probs, entropy, squares if request.squares else None)
