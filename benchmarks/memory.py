@@ -8,9 +8,9 @@ tokens in one micro-batch. Its peak is measured in a process of its own, above w
 two updates: weights, gradients, states of the optimizer. Times are CPU seconds, of rounds that alternate
 between both ways in one process.
 
-The last line is JSON: `peak_ratio` (highest bytes of an update, in the head / whole logits), `time_ratio` (the
-head alone, forward and backward, at `--head-hidden` and `--head-tokens`), `time_ratio_frozen` (the same with
-a head that is not trained, as with adapters), `time_ratio_update` (the update whose peak is measured),
+The last line is JSON: `peak_ratio` (highest bytes of an update, in the head / whole logits), `time_ratio`
+(the head alone, forward and backward, at `--head-hidden` and `--head-tokens`), `time_ratio_frozen` (the same
+with a head that is not trained, as with adapters), `time_ratio_update` (the update whose peak is measured),
 `time_ratio_512` (an update at 512 words); medians, `spread` has the lowest and the highest of each.
 """
 
@@ -67,8 +67,8 @@ def make_rows(tokens: int, vocab: int) -> dict[str, torch.Tensor]:
 def make_updates(
     args: argparse.Namespace, vocab: int, tokens: int, *ways: str
 ) -> list[Callable[..., object]]:
-    """Return the update of an engine for each way, from the same weights on the same rows; its argument is how
-    many of them, without it all.
+    """Return the update of an engine for each way, from the same weights on the same rows; its argument is
+    how many of them, without it all.
     """
     sizes = argparse.Namespace(
         vocab=vocab, hidden=args.hidden, layers=args.layers, head_dim=args.head_dim, device="cpu"
