@@ -34,7 +34,7 @@ def linear_head(model: Any) -> torch.nn.Linear | None:
 @contextmanager
 def head_replaced(head: torch.nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Let a head compute something else inside the block."""
-    head.forward = forward  # type: ignore[method-assign]
+    head.forward = forward  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
