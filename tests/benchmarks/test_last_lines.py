@@ -99,6 +99,21 @@ def test_tail_measures_both_workloads_in_both_orders(forked_python: str) -> None
     assert 0 < result["update_share"] < 1
 
 
+def test_memory_compares_both_ways(forked_python: str) -> None:
+    sizes = (
+        "--tokens 256 --vocab 20000 --hidden 32 --layers 1 --head-dim 16 --head-hidden 32 --head-tokens 256"
+    )
+    result, console = run(
+        "memory.py", *sizes.split(), "--repeats", "1", "--peak-repeats", "1", python=forked_python
+    )
+    # 20 MB of logits and as many of their gradient are not there at once.
+    assert result["head_mib"] < result["logits_mib"]
+    ratios = [name for name in result if "ratio" in name]
+    assert len(ratios) == 5 and all(result[name] > 0 for name in ratios)
+    assert list(result["spread"]) == ratios
+    assert "peak, head: " in console
+
+
 def test_placement_measures_all_levels_on_the_same_rows(forked_python: str) -> None:
     sizes = {"--tasks": 2, "--group": 2, "--tokens": 6, "--hidden": 32, "--steps": 1, "--rounds": 1}
     result, _ = run(

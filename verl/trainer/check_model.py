@@ -29,6 +29,8 @@ from verl.models.path import absolute_model_path
 from verl.models.reward_model import scoring_of
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
+from verl.workers.engine.head_check import choose_head
+from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import (
     FP32_BOUND,
@@ -95,10 +97,22 @@ def check_model(
         rows.append(CheckRow("trainer", SLOWER if choice.rejected else EXACT, text))
     except LayoutError as error:
         rows.append(CheckRow("trainer", REFUSED, str(error)))
+    head = choose_head(config)
+    way = (
+        "from whole logits" if head.logit_map is None else "in the head, one part of the vocabulary at a time"
+    )
+    rows.append(
+        CheckRow(
+            "log-probs",
+            SLOWER if head.logit_map is None else EXACT,
+            f"{way}: {head.reason}" if head.reason else way,
+            needed=False,
+        )
+    )
     if randomness := training_randomness(config):
         rows.append(CheckRow("randomness", NOTE, randomness, needed=False))
     if layout is not None and weights:
-        rows.append(own_weights(path, layout, trust_remote_code))
+        rows.append(own_weights(path, layout, trust_remote_code, head.logit_map))
     rows.append(_row("export", lambda: _export(config)))
     rows.append(_row("engine hf", lambda: _engine(config, max_model_len), needed=False))
     rows += adapters(path, rank, trust_remote_code)
@@ -157,7 +171,9 @@ def adapters(path: str, rank: int, trust_remote_code: bool) -> list[CheckRow]:
     return [CheckRow("adapters", EXACT if coverage.share == 1 else NOTE, coverage.describe(), needed=False)]
 
 
-def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> CheckRow:
+def own_weights(
+    path: str, layout: RowLayout, trust_remote_code: bool, logit_map: LogitMap | None
+) -> CheckRow:
     """Return the row about the model with its own weights, loaded in fp32 if it fits into the
     memory that is free.
     """
@@ -181,7 +197,7 @@ def own_weights(path: str, layout: RowLayout, trust_remote_code: bool) -> CheckR
         )
 
     try:
-        difference = layout_difference(load, layout)
+        difference = layout_difference(load, layout, logit_map)
     except (MemoryError, RuntimeError) as error:
         first = str(error).strip().splitlines()[:1]
         return CheckRow("own weights", REFUSED, f"the model cannot be run on this machine: {first}")

@@ -15,6 +15,7 @@ from functools import cache
 from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, check_causal_lm, resolve_dtype
+from verl.models.lora import lora_spec
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import CriticConfig, FSDPConfig, TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
@@ -22,6 +23,7 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.groups import GroupPlan
 from verl.trainer.plan.placement import WorkerGroupSpec
 from verl.trainer.plan.run import RunPlan
+from verl.workers.engine.head_check import choose_head
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
 from verl.workers.rollout.server import check_served
 
@@ -82,6 +84,8 @@ def _checks(
         yield lambda: layout_notes(
             model, actor.fsdp_config, device, "actor_rollout_ref.model", actor.use_prefix_grouper
         )
+        if model.use_fused_kernels:
+            yield lambda: head_notes(group)
         if not group.adapters:
             yield lambda: export_notes(group)
     if critic is not None:
@@ -117,6 +121,17 @@ def layout_notes(
     )
     notes = [choice.note(key), training_randomness(config)]
     return [note for note in notes if note]
+
+
+def head_notes(group: GroupPlan) -> list[str]:
+    """Return what a user has to know of how log-probs are computed. Raises ModelPathError if the
+    configuration cannot be read.
+    """
+    model = group.config.model
+    config = check_causal_lm(model.path, trust_remote_code=model.trust_remote_code)
+    adapters = [lora_spec(adapter.model) for adapter in group.adapters.values()]
+    note = choose_head(config, adapters).note("actor_rollout_ref.model")
+    return [] if note is None else [note]
 
 
 def critic_notes(critic: CriticConfig, device: str) -> list[str]:

@@ -34,6 +34,8 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import cluster_address
 from verl.utils.host_memory import free_memory
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
+from verl.workers.engine.head_check import choose_head
+from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import choose_layout
 from verl.workers.engine.micro_batch import MOST_TOKENS
@@ -163,6 +165,7 @@ def _training_memory(
     adapters: tuple[tuple[str, LoraSpec], ...],
     checkpointing: bool,
     trust_remote_code: bool,
+    logit_map: LogitMap | None,
 ) -> TrainingMemory:
     """Return the memory of a model's training passes, which keeps what it has counted; groups of
     one model share it.
@@ -175,6 +178,7 @@ def _training_memory(
         adapters=dict(adapters),
         checkpointing=checkpointing,
         trust_remote_code=trust_remote_code,
+        logit_map=logit_map,
     )
 
 
@@ -208,17 +212,22 @@ class _Model:
                 dtype=self._dtype,
                 share_prefixes=self.own.actor.use_prefix_grouper,
             ).layout
+            adapters = tuple(
+                (name, lora_spec(adapter_config.model))
+                for name, adapter_config in self.group.adapters.items()
+            )
+            logit_map = None
+            if model.use_fused_kernels:
+                logit_map = choose_head(self._network, [spec for _, spec in adapters]).logit_map
             self._counted[checkpointing] = _training_memory(
                 self._network,
                 str(model.path),
                 layout,
                 self._dtype,
-                tuple(
-                    (name, lora_spec(adapter_config.model))
-                    for name, adapter_config in self.group.adapters.items()
-                ),
+                adapters,
                 checkpointing,
                 model.trust_remote_code,
+                logit_map,
             )
         return self._counted[checkpointing]
 

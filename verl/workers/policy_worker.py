@@ -137,6 +137,7 @@ class PolicyWorker(EngineWorker):
             adapters=plans,
             seed=self._seed,
             share_prefixes=share,
+            fused_head=self.config.model.use_fused_kernels,
         )
         if (
             self._device == "cpu"
@@ -145,7 +146,12 @@ class PolicyWorker(EngineWorker):
             give_back_freed_blocks()
         if self._use_reference and not plans:
             self._reference = FSDPEngine(
-                self.config.model, actor.fsdp_config, None, mesh, share_prefixes=share
+                self.config.model,
+                actor.fsdp_config,
+                None,
+                mesh,
+                share_prefixes=share,
+                fused_head=self.config.model.use_fused_kernels,
             )
 
     def _adapter_of(self, meta: Mapping[str, Any]) -> tuple[str | None, ActorRolloutRefConfig]:

@@ -79,6 +79,7 @@ def make_engine(
     fsdp: FSDPConfig | None = None,
     device: str = "cpu",
     share_prefixes: bool = True,
+    fused_head: bool = True,
     **options: object,
 ) -> FSDPEngine:
     """An engine; `options` are keys of `ModelConfig`."""
@@ -90,6 +91,7 @@ def make_engine(
         optim or OptimConfig(lr=lr),
         init_mesh(device, rank, ranks),
         share_prefixes=share_prefixes,
+        fused_head=fused_head,
     )
 
 

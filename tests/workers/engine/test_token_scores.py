@@ -3,8 +3,23 @@ import math
 import pytest
 import torch
 
-from verl.workers.engine import token_scores as module
-from verl.workers.engine.token_scores import sums_of_squares, token_scores
+from verl.workers.engine import head_scores as module
+from verl.workers.engine.head_scores import ScoreRequest
+from verl.workers.engine.head_scores import token_scores as scores_of
+
+
+def token_scores(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = scores_of(logits, ScoreRequest(labels, temperature))
+    return scores.log_probs, scores.entropy
+
+
+def sums_of_squares(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    labels = torch.zeros(len(logits), dtype=torch.long)
+    squares = scores_of(logits, ScoreRequest(labels, temperature, squares=True)).squares
+    assert squares is not None
+    return squares
 
 
 def reference(

@@ -99,6 +99,11 @@ class TrainedModelConfig:
 
 @dataclass
 class ModelConfig(TrainedModelConfig):
+    use_fused_kernels: bool = key(
+        True,
+        "compute log-probs and entropies in the head, for one part of the vocabulary at a time, "
+        "where a check of the model finds that exact, instead of from the logits of a whole micro-batch",
+    )
     lora_adapter_path: Optional[str] = key(
         None,
         "folder of a PEFT adapter from which the agent's adapter starts; its adapter_config.json "

@@ -23,11 +23,11 @@ from verl.models.fused import fuse_norms
 from verl.models.loader import ModelLoader
 from verl.models.lora import LoraSpec, add_adapters, select_adapter
 from verl.workers.engine.attention import PACKED_ATTENTION, plan_packing
-from verl.workers.engine.forward import run_head
+from verl.workers.engine.forward import ModelCall, scores_of_call
+from verl.workers.engine.head_scores import LogitMap, ScoreRequest
 from verl.workers.engine.layout import RowLayout
 from verl.workers.engine.layout_check import attention_name
 from verl.workers.engine.sharding import checkpoint_activations
-from verl.workers.engine.token_scores import token_scores
 
 
 class LiveBytes(TorchDispatchMode):
@@ -170,6 +170,7 @@ class TrainingMemory:
         adapters: by name; the model itself is trained if there are none.
         checkpointing: activations are recomputed.
         trust_remote_code: run code that is shipped with the model.
+        logit_map: as for `verl.workers.engine.forward.score_tokens`.
 
     Attributes:
         parameters: number of parameters.
@@ -186,8 +187,10 @@ class TrainingMemory:
         adapters: Mapping[str, LoraSpec],
         checkpointing: bool,
         trust_remote_code: bool,
+        logit_map: LogitMap | None = None,
     ) -> None:
         self._layout = layout
+        self._logit_map = logit_map
         self._passes: dict[Shape, int] = {}
         with torch.device("meta"):
             self._model = loader.build(
@@ -252,16 +255,21 @@ class TrainingMemory:
     def _run(self, shape: Shape, extra: dict[str, Any]) -> None:
         rows = shape.rows
         length = shape.prompt + shape.response
-        keep: torch.Tensor | int = shape.response + 1
+        labels = torch.zeros(rows * shape.response, dtype=torch.long)
         ids = torch.zeros(rows, length, dtype=torch.long)
+        keep: torch.Tensor | int = shape.response + 1
         if self._layout.form == "packed":
-            keep = torch.zeros(rows * shape.response, dtype=torch.long)
             ids = ids.view(1, -1)
-        outputs = run_head(self._model, keep, input_ids=ids, position_ids=torch.zeros_like(ids), **extra)
-        logits = outputs[0] if self._layout.form == "packed" else outputs[:, :-1].flatten(0, 1)
-        log_probs, entropy = token_scores(logits, torch.zeros(len(logits), dtype=torch.long), 1.0)
-        # Entropy is a metric of every update, and has no gradient.
-        (log_probs.sum() + 0.0 * entropy.detach().sum()).backward()
+            keep = torch.zeros_like(labels)
+        inputs = {"input_ids": ids, "position_ids": torch.zeros_like(ids), **extra}
+        call = ModelCall(inputs, keep, self._before_responses)
+        # Entropy is a metric of every update, and as a rule without a gradient.
+        request = ScoreRequest(labels, entropy_gradient=False)
+        scores_of_call(self._model, call, request, self._logit_map).log_probs.sum().backward()
+
+    def _before_responses(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Select the outputs that are read."""
+        return outputs[0] if self._layout.form == "packed" else outputs[:, :-1].flatten(0, 1)
 
 
 def _equal_layers(model: Any) -> Any:

@@ -18,6 +18,8 @@ from verl.models.lora import LoraSpec, activate, adapter_layers, adapter_paramet
 from verl.trainer.config import FSDPConfig, OptimConfig, TrainedModelConfig
 from verl.workers.engine.chains import longest_rows, members
 from verl.workers.engine.forward import INPUT_KEYS, Scores, check_rows, score_tokens, value_tokens
+from verl.workers.engine.head_check import choose_head
+from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RopeState
 from verl.workers.engine.layout_check import attention_name, choose_layout
 from verl.workers.engine.loading import load_sharded
@@ -71,6 +73,7 @@ class FSDPEngine:
         seed: of the adapters' initial weights.
         share_prefixes: run tokens that rows of a micro-batch have in common once, where that is
             exact.
+        fused_head: compute scores in the head, where that is exact, instead of from whole logits.
 
     Raises:
         ModelPathError: the model cannot be loaded.
@@ -89,6 +92,7 @@ class FSDPEngine:
         adapters: Mapping[str, AdapterPlan] | None = None,
         seed: int = 0,
         share_prefixes: bool = True,
+        fused_head: bool = True,
     ) -> None:
         self.mesh = mesh
         self.group = mesh.get_group()
@@ -98,8 +102,12 @@ class FSDPEngine:
         trained = optim is not None or bool(plans)
         compute_dtype = resolve_dtype(fsdp.dtype, mesh.device_type)
         config = load_config(model.path, trust_remote_code=model.trust_remote_code)
-        # A head with one output needs no room for logits.
-        self._logits_share = logits_share(config) if loader is CAUSAL_LM else 0.0
+        self.logit_map: LogitMap | None = None
+        if fused_head and loader is CAUSAL_LM:
+            self.logit_map = choose_head(config, [plan.spec for plan in plans.values()]).logit_map
+        # Tiles of logits, or a head with one output, need no room that grows with the tokens.
+        whole = loader is CAUSAL_LM and self.logit_map is None
+        self._logits_share = logits_share(config) if whole else 0.0
         self.layout = choose_layout(
             config,
             use_remove_padding=model.use_remove_padding,
@@ -282,11 +290,25 @@ class FSDPEngine:
                 run += sum(lengths[host] for host in set(longest_rows(micro)))
         return 1.0 - run / tokens if tokens else 0.0
 
-    def score(self, rows: Rows, temperature: float | torch.Tensor, sum_pi_squared: bool = False) -> Scores:
+    def score(
+        self,
+        rows: Rows,
+        temperature: float | torch.Tensor,
+        sum_pi_squared: bool = False,
+        entropy_gradient: bool = True,
+    ) -> Scores:
         """Score one micro-batch on the device; see `score_tokens`."""
         self._ropes.reset()
-        use_runs = self._mixed.use if self._mixed.active else None
-        return score_tokens(self.model, rows, temperature, self.layout, sum_pi_squared, use_runs)
+        return score_tokens(
+            self.model,
+            rows,
+            temperature,
+            self.layout,
+            sum_pi_squared,
+            logit_map=self.logit_map,
+            entropy_gradient=entropy_gradient,
+            use_runs=self._mixed.use if self._mixed.active else None,
+        )
 
     def value(self, rows: Rows) -> torch.Tensor:
         """Return the values of one micro-batch on the device; see `value_tokens`."""

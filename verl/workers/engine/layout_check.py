@@ -20,6 +20,7 @@ from verl.models.loader import is_flash_attention_usable
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
 from verl.workers.engine.forward import score_tokens
+from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RopeState, RowLayout, Sharing, rope_limits
 from verl.workers.engine.sharding import cast_buffers
 
@@ -343,14 +344,17 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
-    """Return the largest difference of log-probs and entropies between a layout and rows run alone,
-    for a model with its own weights.
+def layout_difference(
+    load: Callable[[str], Any], layout: RowLayout, logit_map: LogitMap | None = None
+) -> float:
+    """Return the largest difference of log-probs and entropies between a layout and rows run alone
+    with whole logits, for a model with its own weights.
 
     Args:
         load: returns the model, in fp32 and `eval` mode, for the name of an attention
             implementation.
         layout: as it is used.
+        logit_map: as for `score_tokens`, of the layout.
     """
     results = []
     model = None
@@ -368,7 +372,8 @@ def layout_difference(load: Callable[[str], Any], layout: RowLayout) -> float:
         groups = [[row] for row in range(len(lengths))] if way is not layout else layout.groups(lengths)
         for group in groups:
             ropes.reset()
-            scores = score_tokens(model, {name: value[group] for name, value in rows.items()}, 1.0, way)
+            some = {name: value[group] for name, value in rows.items()}
+            scores = score_tokens(model, some, 1.0, way, logit_map=logit_map if way is layout else None)
             for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
                 grid[group] = values
         results.append(grids)

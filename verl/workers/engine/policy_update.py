@@ -87,7 +87,7 @@ def update_policy(
             step, or weights of rows are negative or not finite.
     """
     update = _PolicyLoss(config, rows, plan)
-    run = _pass(engine, plan.temperature)
+    run = _pass(engine, plan.temperature, entropy_gradient=bool(config.entropy_coeff))
     (metrics,) = take_steps(engine, [update.training(config, rows, plan)], run, rule)
     return metrics | update.metrics(GroupRanks(engine.group, engine.device))
 
@@ -110,8 +110,9 @@ def update_adapters(
         for name, update in updates.items()
     ]
     temperature = part_temperatures([update.plan.temperature for update in updates.values()], engine.device)
+    run = _pass(engine, temperature, any(update.config.entropy_coeff for update in updates.values()))
     with engine.mixing(list(updates)):
-        of_steps = take_steps(engine, trainings, _pass(engine, temperature), rule)
+        of_steps = take_steps(engine, trainings, run, rule)
     ranks = GroupRanks(engine.group, engine.device)
     return {
         name: metrics | losses[name].metrics(ranks) for name, metrics in zip(updates, of_steps, strict=True)
@@ -125,11 +126,13 @@ def part_temperatures(temperatures: Sequence[float], device: torch.device) -> fl
     return torch.tensor(temperatures, dtype=torch.float32, device=device)
 
 
-def _pass(engine: FSDPEngine, temperature: float | torch.Tensor) -> Callable[[Rows], Outputs]:
+def _pass(
+    engine: FSDPEngine, temperature: float | torch.Tensor, entropy_gradient: bool
+) -> Callable[[Rows], Outputs]:
     """Return a function that returns log-probs and entropies of a micro-batch."""
 
     def run(micro: Rows) -> Outputs:
-        scores = engine.score(micro, temperature)
+        scores = engine.score(micro, temperature, entropy_gradient=entropy_gradient)
         return scores.log_probs, scores.entropy
 
     return run
