@@ -273,7 +273,8 @@ class PolicyWorker(EngineWorker):
             updates = {
                 str(part.adapter): PolicyRows(part.config.actor, part.rows, part.plan) for part in parts
             }
-            metrics |= update_adapters(self.engine, updates, rule)
+            for name, of_one in update_adapters(self.engine, updates, rule).items():
+                metrics[name] = of_one
         else:
             for part, part_rule in zip(parts, rules, strict=True):
                 with self.engine.using(part.adapter):

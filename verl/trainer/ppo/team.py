@@ -499,7 +499,7 @@ class _Place:
 
     def shares(self, ranks: int) -> dict[str, float]:
         """Return the metrics of the share of each rank."""
-        return compute_seqlen_metrics(self.lengths[np.argsort(self.order)], self.order, ranks)
+        return compute_seqlen_metrics(self.lengths[np.argsort(self.order)].tolist(), self.order, ranks)
 
 
 def _call_meta(each: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

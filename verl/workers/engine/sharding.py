@@ -189,7 +189,9 @@ def _set_training(module: torch.nn.Module, training: bool) -> None:
 
 def free_gathered(model: Any) -> None:
     """Free gathered parameters, so that the next forward pass gathers the shards again."""
-    if not isinstance(model, FSDPModule):
+    # If anything is sharded, the model as a whole is.
+    is_sharded = isinstance(model, FSDPModule)
+    if not is_sharded:
         return
     for module in model.modules():
         if isinstance(module, FSDPModule):
