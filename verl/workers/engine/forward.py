@@ -97,7 +97,8 @@ def score_tokens(
         model: the model; for packed rows with `PACKED_ATTENTION` or flash attention.
         rows: `INPUT_KEYS`; without rows (ranks must call the model equally often) the scores are
             empty. Optionally `part` `[bsz]`: rows of different parts share no tokens.
-        temperature: of the sampler; `[parts]` if it differs between parts.
+        temperature: of the sampler; if it differs, `[parts]` for rows with parts, else `[bsz]`, and
+            then rows of different temperatures must not share tokens.
         layout: of the rows.
         sum_pi_squared: also sum the squared probabilities.
         logit_map: scores are computed in the head, tile by tile, and this is what the model does to
@@ -110,7 +111,7 @@ def score_tokens(
     if use_runs is not None:
         use_runs(call.runs, call.inputs["input_ids"].numel())
     mask = rows["response_mask"].bool()
-    if isinstance(temperature, torch.Tensor):
+    if isinstance(temperature, torch.Tensor) and "part" in rows:
         temperature = temperature[rows["part"]]
     request = ScoreRequest(
         rows["responses"][mask],
