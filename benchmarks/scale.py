@@ -171,12 +171,11 @@ class Episodes:
     def __init__(self) -> None:
         self.most = 0
         self.peaks: dict[int, float] = {}
-        self._collectors: dict[int, Collector] = {}
 
     def cost(self, size: int) -> float:
         """Play `size` episodes of Solver and Verifier."""
-        collector = self._collectors.get(size) or make_collector(size, 2 * size)
-        self._collectors[size] = collector
+        # a new one, as its caches would hold all prompts of a smaller size
+        collector = make_collector(size, 2 * size)
         rng = random.Random(size)
         tasks = [
             Task(f"task-{i}", sentence(rng, 40), "words", str(i % 10)) for i in range(max(size // GROUP, 1))
