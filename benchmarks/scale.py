@@ -9,7 +9,8 @@ in rounds, and a sweep's growth is the median of them. Rows pass through what a 
 model: rewards, metrics and batch, split by policy and back, advantages and credit, files of episodes. The
 last line is JSON: `{"episodes_in_flight", "cpu_ms_per_call", "linear", "mib", "growth", "spread"}`: episodes
 in flight, CPU milliseconds of a call with that many, the growth of the worst sweep, the peak of memory with
-the most episodes above that with a hundredth of them, and each sweep's growth with its lowest and highest round.
+the most episodes above that with a hundredth of them, and each sweep's growth with its lowest and highest
+round.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def plot_lines(path: Path, series: Sequence[Series], x_name: str, y_name: str) -
         f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>'
     )
     parts.append(
-        f'<text transform="translate(14 {(TOP + low) / 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>'
+        f'<text transform="translate(14 {(TOP + low) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_name)}</text>"
     )
     path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 

@@ -1,5 +1,5 @@
-"""The controller does the same work for a unit however large the run is, counted and not timed; the benchmark of
-its growth ends with its one JSON line.
+"""The controller does the same work for a unit however large the run is, counted and not timed; the
+benchmark of its growth ends with its one JSON line.
 """
 
 from __future__ import annotations
