@@ -414,9 +414,7 @@ class ChatTemplate:
         before = self._before if not prompt or prompt.endswith(self.opening) else self._before_after_results
         # Alone, some vocabularies take a blank from the beginning: indented code would lose it.
         context = () if self.keeps_text else self.anchor
-        has_marks = self._has_marks or (
-            before != self._before and self._has_mark(before)
-        )  # `_before` has none
+        has_marks = self._has_marks or (before != self._before and self._has_mark(before))
         if not has_marks and self._kept_ids.isdisjoint(token_ids):
             text = text_after(self.tokenizer, context, token_ids, special=False).removeprefix(before)
         else:
