@@ -414,7 +414,8 @@ class ChatTemplate:
         before = self._before if not prompt or prompt.endswith(self.opening) else self._before_after_results
         # Alone, some vocabularies take a blank from the beginning: indented code would lose it.
         context = () if self.keeps_text else self.anchor
-        if not (self._has_marks or before in self._marked_starts) and self._kept_ids.isdisjoint(token_ids):
+        has_marks = self._has_marks or (before != self._before and self.marks.is_in(before))
+        if not has_marks and self._kept_ids.isdisjoint(token_ids):
             text = text_after(self.tokenizer, context, token_ids, special=False).removeprefix(before)
         else:
             raw = text_after(self.tokenizer, context, token_ids)
@@ -479,11 +480,6 @@ class ChatTemplate:
             return self._before
         before = whole[len(prompt) :].partition(_ANSWER)[0].replace(self.marks.before, "")
         return "" if any(mark and mark in before for mark in (self.marks.begin, self.marks.end)) else before
-
-    @cached_property
-    def _marked_starts(self) -> frozenset[str]:
-        """What the template puts before an answer, where it has a mark."""
-        return frozenset(filter(self.marks.is_in, (self._before, self._before_after_results)))
 
     @cached_property
     def _blanks_after(self) -> str:

@@ -57,20 +57,20 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     summary_number = turn.number(runtime.role, context.branch) if writes_summary else None
     call = episode.new_call(turn, agent_id, runtime, context.step, context.branch)
     entries = turn.seen(context.sees) if context.entries is None else list(context.entries)
-    seen = await episode.observe(runtime.role, turn)
-    text = seen.text
-    filled = {**seen.info, "task": text, "env_prompt": text, "step": turn.step, **context.variables}
+    observation = await episode.observe(runtime.role, turn)
+    text = observation.text
+    filled = {**observation.info, "task": text, "env_prompt": text, "step": turn.step, **context.variables}
     if context.branch is not None and context.branch.depth:
         call = replace(call, depth=context.branch.depth, so_far=(context.task,))
     if summary_number is not None:
         from agent_system.rollout.summary import summarize  # of summaries alone
 
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
-        call = await summarize(replace(call, seen=seen), summary_number, filled, episode.clock)
+        call = await summarize(replace(call, seen=observation), summary_number, filled, episode.clock)
     # an agent without a memory of its own reads that of the team
     memory = turn.memory if (own_memory := call.runtime.agent.memory) is None else own_memory.at(text)
     # a copy costs as much as the whole prompt of a short text, so there is one for both
-    call = replace(call, seen=seen, prompt=call.runtime.prompts.build(filled, entries, memory))
+    call = replace(call, seen=observation, prompt=call.runtime.prompts.build(filled, entries, memory))
     await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
     episode.waiting_for = f"the reply of {call.label}"
     return call
