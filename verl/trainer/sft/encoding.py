@@ -95,6 +95,11 @@ class ChatEncoder:
         return sequences
 
     def _reply(self, messages: Sequence[ChatMessage], at: int, tools: Tools) -> _Reply:
+        if not at:
+            raise DatasetError(
+                "message 0: a reply of the assistant begins the conversation, so it has no prompt; put a "
+                "message before it, or leave it out of training with loss_mask 0"
+            )
         prompt = self._rendering.text(messages[:at], tools, prompt=True)
         whole = self._rendering.text(messages[: at + 1], tools)
         if not whole.startswith(prompt):
