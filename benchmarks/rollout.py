@@ -141,7 +141,7 @@ def step_delay(engine: RolloutEngine, seed: int, args: argparse.Namespace) -> fl
     before: list[float] = []
     beside: list[float] = []
 
-    async def until(count: int | None, flight: asyncio.Task[Any], times: list[float]) -> None:
+    async def until(count: int | None, flight: asyncio.Future[Any], times: list[float]) -> None:
         """Note the CPU seconds of `count` steps in which all others are sampled; of all until
         `flight` ends for None.
         """

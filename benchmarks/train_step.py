@@ -339,16 +339,9 @@ def measure(part: str, args: argparse.Namespace, folder: Path) -> Watch:
             settings=collector_settings(config, checked.plan),
         )
         watch = Watch(collector, config.data.max_prompt_length, config.data.max_response_length, loop)
-        trainer = RayPPOTrainer(
-            config,
-            checked.plan,
-            team,
-            watch,
-            checked.train,
-            None,
-            watch,
-            checked.run_dir,  # type: ignore[arg-type]
-        )
+        # it stands for both: it begins and ends a step
+        both: Any = watch
+        trainer = RayPPOTrainer(config, checked.plan, team, both, checked.train, None, both, checked.run_dir)
         if part == "tree":
             # The local worker's engine, which exists once its model is loaded.
             load = team.init_model
@@ -357,7 +350,7 @@ def measure(part: str, args: argparse.Namespace, folder: Path) -> Watch:
                 load(*steps)
                 watch.engine = next(iter(team.policies.values())).worker.engine  # type: ignore[attr-defined]
 
-            team.init_model = init_model  # type: ignore[method-assign]
+            team.init_model = init_model  # type: ignore[assignment, method-assign]
         trainer.fit()
         watch.peak_gib += peak_gib(*psutil.Process().children(recursive=True))
         return watch

@@ -53,7 +53,7 @@ class StrongLoop:
         self.micro_rows = micro_rows
 
         def joined(*modules: torch.nn.Module) -> torch.Tensor:
-            return torch.cat([module.weight.detach() for module in modules]).requires_grad_()
+            return torch.cat([module.weight.detach() for module in modules]).requires_grad_()  # type: ignore[operator]
 
         self.embedding = joined(model.model.embed_tokens)
         self.final_norm = joined(model.model.norm)

@@ -65,7 +65,7 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
     return len(inspect.signature(module.forward).parameters) == 1
 
 
-def _fused_class(module: torch.nn.Module, epsilons: list[str]) -> type | None:
+def _fused_class(module: Any, epsilons: list[str]) -> type | None:
     """Return a subclass that calls torch's kernel, if its output is that of the module with other
     weights; else None.
     """
@@ -220,7 +220,7 @@ def fuse_projections(model: torch.nn.Module) -> int:
 def _groups(model: torch.nn.Module) -> Iterator[list[torch.nn.Linear]]:
     for module in model.modules():
         for names in PROJECTIONS:
-            layers = [getattr(module, name, None) for name in names]
+            layers: list[Any] = [getattr(module, name, None) for name in names]
             if all(type(layer) is torch.nn.Linear for layer in layers) and _alike(layers):
                 yield layers
 
