@@ -89,7 +89,8 @@ EQUAL = [
     ("(x,y)=(1,2)", "(1,2)"), ("(a, b, c) = (1, 2, 3)", "(1,2,3)"), (r"\vec{v}=(1,2)", "(1,2)"),
     (r"\mathbf{v}=(1,2)", r"\langle 1,2 \rangle"),
     ("{1,2}", "2,1"), ("{5}.", "5"), (r"{\{1,2\}}", "2,1"), ("TRUE", "true"),
-    (r"\log_2(8)", "3"), ("log_2(8)", "3"), (r"\log_2(x)+1", r"\log_2 x+1"), (r"\frac{pi}{2}", r"\frac{\pi}{2}"),
+    (r"\log_2(8)", "3"), ("log_2(8)", "3"), (r"\log_2(x)+1", r"\log_2 x+1"),
+    (r"\frac{pi}{2}", r"\frac{\pi}{2}"),
     (r"\operatorname{ln}(2)", r"\ln 2"), (r"\mathrm{arctan}\,2", r"\arctan(2)"), (r"\text{exp}(2)", "e^2"),
     (r"\text{YES}", "Yes"), ("-α", r"-\alpha"), ("α+β", r"\beta+\alpha"),
 ]  # fmt: skip
