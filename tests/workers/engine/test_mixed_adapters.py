@@ -107,19 +107,6 @@ def alone(engine: FSDPEngine, name: str, update: PolicyRows, rule: MicroBatchRul
         return update_policy(engine, update.config, update.rows, update.plan, rule)
 
 
-@pytest.fixture
-def exact_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log-probs and entropies in the dtype of the model."""
-
-    def scores(logits, labels, temperature, index=None):  # type: ignore[no-untyped-def]
-        scale = temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature
-        all_log_probs = torch.log_softmax(logits / scale, -1)
-        rows = torch.arange(len(labels)) if index is None else index
-        return all_log_probs[rows, labels], -(all_log_probs.exp() * all_log_probs).sum(-1)
-
-    monkeypatch.setattr("verl.workers.engine.forward.token_scores", scores)
-
-
 def weights(engine: FSDPEngine) -> Gradients:
     return {f"{name}/{key}": value.clone() for name in PLANS for key, value in engine.weights(name)}
 
@@ -154,7 +141,6 @@ RULES = {
 }
 
 
-@pytest.mark.usefixtures("exact_scores")
 @pytest.mark.parametrize("rule", RULES)
 def test_three_steps_of_different_adapters_are_those_of_each_alone(tiny_model_dir: Path, rule: str) -> None:
     """In fp64: sums of other orders have other bits."""
@@ -207,7 +193,6 @@ def test_in_fp32_the_first_gradient_of_each_is_that_of_each_alone(tiny_model_dir
         assert difference(found[name], expected[name]) < 5e-6
 
 
-@pytest.mark.usefixtures("exact_scores")
 def test_an_adapter_that_is_not_finite_or_has_no_tokens_takes_no_step_and_reaches_no_other(
     tiny_model_dir: Path,
 ) -> None:
