@@ -109,7 +109,7 @@ class Days(BaseEnv):
 
     def step(self, action: str) -> Outcome:
         self.day += 1
-        local = dict.fromkeys(self.names, 0.1)
+        local: dict[int | str, float] = dict.fromkeys(self.names, 0.1)
         return Outcome(observation=Observation(f"Day {self.day}."), team=0.5, local=local)
 
 
