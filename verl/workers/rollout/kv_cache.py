@@ -330,10 +330,10 @@ def slot_attention(
     if cache.places:
         out = query.new_zeros(rows, tokens, heads, value.shape[-1])
         for row, (place, reading) in enumerate(zip(cache.places, attention_mask.readings, strict=True)):
-            seen = slice(reading.first, reading.end)
+            columns = slice(reading.first, reading.end)
             at = row if cache.gathers else place.slot
-            keys = key[at : at + 1, :, seen]
-            values = value[at : at + 1, :, seen]
+            keys = key[at : at + 1, :, columns]
+            values = value[at : at + 1, :, columns]
             chunk = _attend_chunk(query[row : row + 1], keys, values, reading.added, scale, softcap, sinks)
             out[row] = chunk[0].transpose(0, 1)
         return out, None
