@@ -9,7 +9,7 @@ from typing import NamedTuple
 # A line that opens or closes a block of code, in lists and quotes as well.
 _PREFIX = r"((?:[ \t\u00a0\u200b\u3000\ufeff]|>|(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)"
 _FENCE = re.compile(rf"{_PREFIX}(?:(`{{3,}})([^`]*)|(~{{3,}})(.*))", re.DOTALL)
-_BEHIND_TEXT = re.compile(r"(`{3,})[ \t]*([\w.+#-]*)[ \t]*")
+_BEHIND_TEXT = re.compile(r"(`{3,})[ \t]*+([\w.+#-]*+)[ \t]*+")
 _LANGUAGE = re.compile(r"\W*(?:lang(?:uage)?-)?([^\s{}.,:;=()\[\]<>\"']*)", re.IGNORECASE)
 _QUOTE = re.compile(r"[ \t]*> ?")
 MOST_INDENTED = 3  # columns of a closing fence, from its opening one

@@ -13,7 +13,7 @@ THOROUGH = tuple(
         "agent_system/workflows/code/test_env.py": ("any_play_conforms",),
         "benchmarks/test_last_lines.py": (
             "weight_sync_measures", "train_step_counts", "placement_measures", "async_training_compares",
-            "env_workers", "report_measures", "tail_measures",
+            "env_workers", "report_measures", "tail_measures", "policy_update", "memory_compares",
         ),
         "docs/test_farama.py": ("its_commands_train_two_steps[tictactoe",),
         "e2e/test_algorithms.py": ("the_math_team_trains_three_steps[loss-",),

@@ -260,7 +260,13 @@ def check_run(config: RunConfig) -> CheckedRun:
 
             try_function(config.reward, train[0])
         loader = build_loader(train, config.data)
-        warn_of_warmup(config.trainer, steps_of_run(config.trainer, len(loader)))
+        steps = steps_of_run(config.trainer, len(loader))
+        warn_of_warmup(config.trainer, steps)
+        if config.data.tail_window and steps <= len(loader):
+            logger.warning(
+                "data.tail_window=%d has no effect: the run has one epoch, and lengths are known from the "
+                "second one on", config.data.tail_window,
+            )  # fmt: skip
         if checkpoint is not None:
             loader.load_state_dict(torch.load(checkpoint / "data.pt", weights_only=True))
     check_endpoints(config.reward, plan)

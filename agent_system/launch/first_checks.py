@@ -28,6 +28,8 @@ def first_checks(arguments: Sequence[str]) -> bool:
     data = config.data
     try:
         check_team(config)
+        if config.trainer.val_only and not data.val_files:
+            raise DatasetError("trainer.val_only=true needs data.val_files")
         files = [] if config.trainer.val_only else data_files(data.train_files)
         files += data_files(data.val_files) if data.val_files else []
         for file in files:

@@ -130,3 +130,29 @@ def test_other_norms_tied_and_wrapped_and_changed_layers_are_left_alone() -> Non
         make_model(FAMILIES["llama"].config()), LoraConfig(r=2, target_modules=["q_proj", "up_proj"])
     )
     assert fuse_projections(model) == 0
+
+
+class SettledNorm(torch.nn.Module):
+    """An RMS norm of which a flag and a number beyond epsilons change the output."""
+
+    def __init__(self, plus_one: bool = False, scale: float = 1.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(8))
+        self.eps = 1e-6
+        self.plus_one = plus_one
+        self.scale = scale
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        normed = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.eps)
+        return normed * (self.weight + self.plus_one) * self.scale
+
+
+def test_norms_of_one_class_with_other_settings_are_tried_each() -> None:
+    model = torch.nn.Sequential(
+        SettledNorm(), SettledNorm(plus_one=True), SettledNorm(scale=0.5), SettledNorm()
+    )
+    states = torch.randn(3, 8)
+    expected = [norm(states) for norm in model]
+    assert fuse_norms(model) == 2
+    for norm, output in zip(model, expected, strict=True):
+        torch.testing.assert_close(norm(states), output)

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 TOLERANCE = 1e-5
 # Sizes of the numbers of a trial: in the last the epsilon counts most.
 _SCALES = (10.0, 1.0, 1e-2, 1e-3)
+# Attributes of every module.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
 # Projections of one input, as models call them.
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -40,7 +42,11 @@ def fuse_norms(model: torch.nn.Module) -> int:
         if not _may_be_norm(module):
             continue
         numbers = tuple(sorted((name, value) for name, value in vars(module).items() if _is_epsilon(value)))
-        key = (type(module), module.weight.shape, numbers)
+        # A flag or a number of any size may change what a class computes: the trial is of this one.
+        settings = tuple(
+            sorted((name, repr(value)) for name, value in vars(module).items() if name not in _OF_TORCH)
+        )
+        key = (type(module), module.weight.shape, settings)
         if key not in classes:
             classes[key] = _fused_class(module, [name for name, _ in numbers])
         fused = classes[key]

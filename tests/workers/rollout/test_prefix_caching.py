@@ -255,3 +255,27 @@ async def test_adapters_of_one_text_never_share_keys():
         (replies[name],) = await engine.generate(one)
         assert largest_gap(peft_model(), [one], [replies[name]]) < 1e-5
     assert len({reply.log_probs for reply in replies.values()}) == len(EVERYONE)
+
+
+async def test_a_text_that_began_with_keys_that_were_no_numbers_is_kept_whole_with_the_next_weights() -> None:
+    prompt = torch.randint(0, 512, (300,), generator=torch.Generator().manual_seed(3)).tolist()
+    model = tiny_model()
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    broken = {
+        name: value * float("nan") if "layers.0" in name and "v_proj" in name else value
+        for name, value in weights.items()
+    }
+
+    def asked(name: str) -> GenerateRequest:
+        return GenerateRequest(tuple(prompt), SamplingParams(8), seed=7, request_id=name)
+
+    engine = HFEngine(model, max_num_seqs=8, max_model_len=LONGEST)
+    expected = (await engine.generate(asked("before")))[0].token_ids
+    engine = HFEngine(tiny_model(), max_num_seqs=8, max_model_len=LONGEST)
+    engine.update_weights(broken, version=1)
+    first = asyncio.ensure_future(engine.generate(asked("first")))
+    while engine.stats()["prompt_tokens_computed"] < 64:
+        await asyncio.sleep(0)
+    engine.update_weights(weights, version=2)
+    assert (await first)[0].token_ids == expected
+    assert (await engine.generate(asked("again")))[0].token_ids == expected

@@ -27,7 +27,7 @@ REQUEST_KEYS = {("rollout", name) for name in PER_REQUEST}
 BASE_KEYS = (
     "model.path", "model.tokenizer_path", "model.trust_remote_code", "model.enable_gradient_checkpointing",
     "model.use_remove_padding",
-    "model.attn_implementation", "model.use_fused_kernels", "actor.use_prefix_grouper",
+    "model.attn_implementation", "model.use_fused_kernels", "actor.use_prefix_grouper", "actor.profiler",
     "actor.fsdp_config", "rollout.name",
     "rollout.max_num_seqs", "rollout.dtype",
     "rollout.free_cache_engine", "rollout.num_threads", "rollout.update_bucket_mb",

@@ -326,7 +326,7 @@ class TeamWorkers:
                 if workers is self.policies:
                     self.engines.note_update(name, seed[-1])
                 shares = places[name].shares(self.devices[wg_id].ranks)
-                result[name] = of_learners[name] | shares | {f"timing_s/{method}": seconds}
+                result[name] = of_learners[name] | shares | {f"timing_s/{method}": seconds / len(names)}
             return result
 
         return self._on_learners(method, learners, list(parts), update, then)

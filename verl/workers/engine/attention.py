@@ -161,8 +161,8 @@ def _padded_paths(paths: Sequence[np.ndarray], device: torch.device) -> Path:
     for row, path in zip(index, paths, strict=True):
         # Padding repeats a token of the path: of another row, a value that is not finite would come
         # through the mask, as 0 times it.
-        row[:] = path[0]
         row[: len(path)] = path
+        row[len(path) :] = path[0] if len(path) else 0
     return Path(torch.from_numpy(index.flatten()).to(device), lengths.to(device), index.shape[1])
 
 

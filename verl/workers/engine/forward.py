@@ -109,6 +109,8 @@ def score_tokens(
     """
     call = _plan(model, rows, layout)
     if use_runs is not None:
+        if "part" not in rows:
+            raise ValueError("rows of several adapters need a column `part`")
         use_runs(call.runs, call.inputs["input_ids"].numel())
     mask = rows["response_mask"].bool()
     if isinstance(temperature, torch.Tensor) and "part" in rows:

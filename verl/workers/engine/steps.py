@@ -315,7 +315,7 @@ def _step(
             shares[number] = _Share(trainings[number], mini, rows)
     if not shares:
         return {}
-    micros = _micro_batches(engine, shares, len(trainings) > 1, rule)
+    micros = _micro_batches(engine, shares, any(t.adapter is not None for t in trainings), rule)
 
     @cache
     @torch.no_grad()

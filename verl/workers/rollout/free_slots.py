@@ -20,6 +20,7 @@ class FreeSlots:
         # Both may have entries that no longer hold; they are dropped when they come first.
         self._by_use = [(time, slot) for slot, time in self._used.items()]
         self._by_number = list(range(slots))
+        self._most = 4 * slots + 64
 
     def __len__(self) -> int:
         return len(self._used)
@@ -51,6 +52,10 @@ class FreeSlots:
     def _set(self, slot: int, time: int) -> None:
         self._used[slot] = time
         heapq.heappush(self._by_use, (time, slot))
+        # Entries below the first are dropped here, which a use that always takes the first never does.
+        if max(len(self._by_use), len(self._by_number)) > self._most:
+            self._by_use = sorted((time, slot) for slot, time in self._used.items())
+            self._by_number = sorted(self._used)
 
     def used(self, slot: int) -> int:
         """Return a number that is higher for slots that were used later."""

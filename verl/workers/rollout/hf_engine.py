@@ -189,9 +189,11 @@ class HFEngine:
         )
         before = self.version_of(adapter) if in_flight else 0
         if adapter is None:
-            self._weights.load(named_tensors, final)
-            # What slots hold has keys of the old weights.
-            self._scheduler.forget()
+            try:
+                self._weights.load(named_tensors, final)
+            finally:
+                # What slots hold has keys of the old weights, of which a part may be replaced.
+                self._scheduler.forget()
         else:
             self._model.adapters.load(adapter, named_tensors, version, final)
             self._scheduler.forget_adapter(adapter)
@@ -364,6 +366,10 @@ class HFEngine:
             self._model.copy_prefix(copy.source, copy.target, copy.start, copy.end)
 
     def _compute(self, work: Pass) -> None:
+        # Of a text that began again after keys that were no numbers: now, not when it is used.
+        began = {chunk.slot for chunk in work.chunks if chunk.start == 0}
+        for slot in began | {copy.target for copy in work.copies if copy.start == 0}:
+            self._make_safe(slot)
         self._copy_prefixes(work.copies)
         if not work.chunks:
             return

@@ -13,6 +13,10 @@ from typing import Any
 
 from verl.protocol.generate import GenerateRequest, Generation
 
+# Prompts whose first replies arrived within so many are reordered to spare computation.
+ARRIVALS = 256
+Place = tuple[float, int, int, int]
+
 
 @dataclass
 class Ticket:
@@ -73,7 +77,7 @@ class EnginePrompt:
     holders: dict[int, None] = field(default_factory=dict)
     free_holders: dict[int, None] = field(default_factory=dict)
     computing: bool = False
-    entry: tuple[float, int, int] | None = None
+    entry: Place | None = None
 
     @property
     def priority(self) -> float:
@@ -81,12 +85,13 @@ class EnginePrompt:
         return self.waiting[0][0] if self.waiting else math.inf
 
     @property
-    def place(self) -> tuple[float, int, int]:
-        """Sorts prompts: by priority, then those that a free slot holds and others that need not be
-        computed, then by arrival.
+    def place(self) -> Place:
+        """Sorts prompts: by priority, then of those that arrived at about the same time the ones that a
+        free slot holds and others that need not be computed, then by arrival.
         """
         level = 0 if self.free_holders else 1 if self.holders or self.computing else 2
-        return (self.priority, level, self.arrival)
+        # In blocks of arrivals, so that a prompt that is always asked for keeps no other from a slot.
+        return (self.priority, self.arrival // ARRIVALS, level, self.arrival)
 
 
 class WaitingPrompts:
@@ -105,7 +110,7 @@ class WaitingPrompts:
         self._by_key: dict[Hashable, EnginePrompt] = {}
         # A prompt whose place changes is pushed again; entries of former places are dropped when
         # they come first.
-        self._queue: list[tuple[tuple[float, int, int], int, EnginePrompt]] = []
+        self._queue: list[tuple[Place, int, EnginePrompt]] = []
         self._numbers = count()
 
     def add(self, reply: PendingReply) -> None:
@@ -132,6 +137,8 @@ class WaitingPrompts:
         """Remove the prompt's first waiting reply from the queue and return it."""
         _, _, reply = heapq.heappop(prompt.waiting)
         self.replies -= 1
+        if prompt.waiting:
+            prompt.arrival = prompt.waiting[0][1]
         self._update(prompt)
         return reply
 

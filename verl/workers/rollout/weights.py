@@ -161,10 +161,11 @@ class WeightLoader:
         copied), and at the final bucket when parameters are missing (the update then stays open).
         """
         names = self._names.check(shapes_of(named_tensors))
+        # Before the copies: after one that fails the weights are of no version.
+        self.open = self.open or bool(named_tensors)
         with torch.no_grad():
             for name, tensor in named_tensors.items():
                 self._tensors[names[name]].copy_(tensor)
-        self.open = self.open or bool(named_tensors)
         if final:
             self._names.check_complete()
             self.open = False

@@ -68,7 +68,7 @@ _VARIABLE = re.compile(
     r"(?:\\[A-Za-z]+|[A-Za-z]|\\(?:vec|mathbf|boldsymbol|bm|hat|bar|overline|tilde|overrightarrow)"
     r"\s*(?:\{\s*\\?[A-Za-z]+\s*\}|[A-Za-z]))(?:_\{[^{}]*\}|_\w)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?"
 )
-_TUPLE_OF_LETTERS = re.compile(r"\(\s*(?:\\?[A-Za-z]+(?:_\w|_\{\w+\})?\s*,?\s*)+\)")
+_TUPLE_OF_LETTERS = re.compile(r"\(\s*(?:\\?[A-Za-z]++(?:_\w|_\{\w+\})?\s*+,?\s*+)++\)")
 _SIGNS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 # What follows a residue: `\pmod 5`, `(\text{mod } 5)`; the same behind a number is an operation.
 _MODULUS = re.compile(
@@ -88,7 +88,10 @@ _NO_ARITHMETIC = re.compile(
 )
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\w.}])(\d{1,3})\s*!!(?!!)")
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
-_NAMED_FUNCTION = re.compile(rf"\\(?:operatorname\*?|mathrm|text|mathop)\s*\{{\s*({_FUNCTIONS})\s*\}}")
+# `sec` at the end has no argument: seconds.
+_NAMED_FUNCTION = re.compile(
+    rf"\\(?:operatorname\*?|mathrm|text|mathop)\s*\{{\s*(?!sec\s*\}}\s*\.?\s*$)({_FUNCTIONS})\s*\}}"
+)
 _PLAIN_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({_FUNCTIONS}|pi)(?![A-Za-z])")
 _FUNCTION_BRACKETS = re.compile(r"(\\sqrt\s*\[[^\[\]]*\])|\[|\]")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .'/-]*[A-Za-z.]")
@@ -286,7 +289,9 @@ def _read(text: str) -> Answer:
         return number
     sides, signs = relation(text)
     if signs == ["="] and _TUPLE_OF_LETTERS.fullmatch(plain_spaces(sides[0])):
-        return _read(sides[1])
+        values = _read(sides[1])
+        name = re.sub(r"[\s{}]", "", sides[0])
+        return replace(values, name=name) if isinstance(values, Several) else values
     if residue := _residue(sides, signs):
         return residue
     if signs == ["in"] and _VARIABLE.fullmatch(plain_spaces(sides[0])):

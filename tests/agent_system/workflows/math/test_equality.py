@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -309,3 +310,27 @@ def test_units_are_cut_whole_and_compared_in_one_spelling(text: str, value: str,
 def test_a_truth_that_only_its_own_text_matches_is_told(truth: str) -> None:
     assert algebra.readable(truth) is (truth == "proof")
     assert not any(is_equal(answer, truth) for answer in EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "equal"),
+    [
+        ("(y,x)=(1,2)", "(x,y)=(1,2)", False),
+        ("(a,c,b)=(1,2,3)", "(a,b,c)=(1,2,3)", False),
+        ("(x, y) = (1,2)", "(x,y)=(1,2)", True),
+        ("(x,y)=(1,2)", "(1,2)", True),
+        (r"x=5\text{ sec}", "x=5", True),
+        (r"\sqrt{2}\text{ sec}", r"\sqrt{2}", True),
+        (r"2\sqrt{5}\mathrm{ sec}", r"2\sqrt{5}", True),
+        (r"\text{sec}^2 x", r"\sec^2 x", True),
+        ("555-123-4567", "-4135", False),
+    ],
+)
+def test_names_of_a_tuple_and_seconds(answer: str, truth: str, equal: bool) -> None:
+    assert algebra.equal(answer, truth) is equal
+
+
+def test_letters_of_any_number_are_read_at_once() -> None:
+    started = time.process_time()
+    algebra.equal("(" + "a" * 900 + "+1) = 4", "4")
+    assert time.process_time() - started < 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from verl.trainer.ppo.core_algos import compute_rae_outcome_advantage as rae
+from verl.trainer.ppo.core_algos.estimators.rae import _warn_of_short_memory as warn_of_short_memory
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_the_games_of_a_mixture_do_not_share_baselines(rows) -> None:
 
 
 def test_a_batch_that_forgets_the_past_is_said_once(rows, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_short_memory.cache_clear()  # another test of this process may have had the same batch
     rae(*rows([1.0] * 58), np.array(["x"] * 58), decay=0.951)
     assert caplog.messages == []
     for _ in range(2):
