@@ -14,6 +14,7 @@ THOROUGH = tuple(
         "benchmarks/test_last_lines.py": (
             "weight_sync_measures", "train_step_counts", "placement_measures", "async_training_compares",
             "env_workers", "report_measures", "tail_measures", "policy_update", "memory_compares",
+            "gateway_is_measured",
         ),
         "docs/test_farama.py": ("its_commands_train_two_steps[tictactoe",),
         "e2e/test_algorithms.py": ("the_math_team_trains_three_steps[loss-",),
@@ -102,7 +103,7 @@ THOROUGH = tuple(
         "examples/test_scripts.py": (
             *(
                 f"the_script_trains_and_then_evaluates_what_it_trained[{name}"
-                for name in ("sokoban", "search", "sudoku", "code", "plan_path", "math_tool")
+                for name in ("sokoban", "search", "sudoku", "code", "plan_path", "math_tool", "async")
             ),
             "the_script_of_a_framework_trains_its_team[node",
         ),
@@ -110,6 +111,7 @@ THOROUGH = tuple(
         "recipe/test_at_grpo.py": ("the_script_trains_swaps",),
         "recipe/test_code.py": ("the_script_measures",),
         "recipe/test_dr_mas.py": ("the_script_trains",),
+        "recipe/test_evolve.py": ("a_search_that_is_killed_at_random",),
         "recipe/test_math_tool.py": ("the_script_measures",),
         "recipe/test_propagation.py": ("the_script_trains",),
         "recipe/test_roles.py": ("the_script_trains_a_level_and_draws_it[skills",),
