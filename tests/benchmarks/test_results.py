@@ -18,7 +18,9 @@ README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("rollout", "equal"): (operator.ge, 4.0),
     ("rollout", "staggered"): (operator.ge, 5.5),
-    ("train_step", "ratio"): (operator.le, 1.5),
+    ("train_step", "ratio_1"): (operator.le, 1.05),
+    ("train_step", "ratio_2"): (operator.le, 0.85),
+    ("train_step", "ratio_tree_update"): (operator.le, 0.45),
     ("controller", "cpu_ms_per_call"): (operator.lt, 0.5),
     ("controller", "blocking_s"): (operator.le, 2.5),
     ("env_workers", "cpu_speedup"): (operator.ge, 1.8),
