@@ -12,7 +12,7 @@ from tests.models.families import FAMILIES
 from tests.plans import plan_of
 from verl.models.loader import CAUSAL_LM
 from verl.models.tiny import TinyModelSize, make_tiny_model
-from verl.trainer import memory_plan
+from verl.trainer import memory_plan, model_checks
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.command_line import compose_config
@@ -62,6 +62,33 @@ def test_a_pass_grows_with_its_rows_and_shrinks_with_checkpointing(model: str) -
     plain = counted(model)
     assert plain.of_pass(Shape(32, 24, 8)) > 3 * plain.of_pass(Shape(8, 24, 8))
     assert counted(model, checkpointing=True).of_pass(Shape(32, 24, 8)) < plain.of_pass(Shape(32, 24, 8)) / 2
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.01])
+def test_an_entropy_bonus_of_an_adapter_counts_the_logits_that_it_keeps(
+    tmp_path: Path, coefficient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FAMILIES["llama"].config()
+    config.vocab_size = 20_000
+    config.save_pretrained(tmp_path)
+    run = RunConfig()
+    resolved = run.actor_rollout_ref
+    resolved.model.path = str(tmp_path)
+    resolved.model.lora_rank = 4
+    resolved.model.target_modules = ["q_proj"]
+    run.agent.specialization = "lora"
+    resolved.actor.entropy_coeff = coefficient
+    plan = plan_of(run)
+    model_checks.adapter_sizes(plan)  # as before every run: it probes the layers
+    (group,) = plan.groups
+    counts = memory_plan._Model(plan, group, "cpu")._training(False)
+    shape = Shape(16, 24, 32)
+    without = counts.of_pass(shape)
+    monkeypatch.setattr(counts, "_entropy_gradient", True)
+    counts._passes.clear()
+    kept = 16 * 32 * config.vocab_size * 4
+    more = counts.of_pass(shape) - without
+    assert more == 0 if coefficient else more > kept / 2
 
 
 def planned(model: str, free: int, monkeypatch: pytest.MonkeyPatch, *keys: str) -> RunConfig:

@@ -166,6 +166,7 @@ def _training_memory(
     checkpointing: bool,
     trust_remote_code: bool,
     logit_map: LogitMap | None,
+    entropy_gradient: bool,
 ) -> TrainingMemory:
     """Return the memory of a model's training passes, which keeps what it has counted; groups of
     one model share it.
@@ -179,6 +180,7 @@ def _training_memory(
         checkpointing=checkpointing,
         trust_remote_code=trust_remote_code,
         logit_map=logit_map,
+        entropy_gradient=entropy_gradient,
     )
 
 
@@ -228,6 +230,8 @@ class _Model:
                 checkpointing,
                 model.trust_remote_code,
                 logit_map,
+                # a pass of several adapters has the gradient as soon as one of them wants it
+                any(one.actor.entropy_coeff for one in self.group.adapters.values() or [self.own]),
             )
         return self._counted[checkpointing]
 

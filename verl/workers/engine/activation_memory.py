@@ -171,6 +171,7 @@ class TrainingMemory:
         checkpointing: activations are recomputed.
         trust_remote_code: run code that is shipped with the model.
         logit_map: as for `verl.workers.engine.forward.score_tokens`.
+        entropy_gradient: the loss has an entropy bonus.
 
     Attributes:
         parameters: number of parameters.
@@ -188,9 +189,11 @@ class TrainingMemory:
         checkpointing: bool,
         trust_remote_code: bool,
         logit_map: LogitMap | None = None,
+        entropy_gradient: bool = False,
     ) -> None:
         self._layout = layout
         self._logit_map = logit_map
+        self._entropy_gradient = entropy_gradient
         self._passes: dict[Shape, int] = {}
         with torch.device("meta"):
             self._model = loader.build(
@@ -263,9 +266,13 @@ class TrainingMemory:
             keep = torch.zeros_like(labels)
         inputs = {"input_ids": ids, "position_ids": torch.zeros_like(ids), **extra}
         call = ModelCall(inputs, keep, self._before_responses)
-        # Entropy is a metric of every update, and as a rule without a gradient.
-        request = ScoreRequest(labels, entropy_gradient=False)
-        scores_of_call(self._model, call, request, self._logit_map).log_probs.sum().backward()
+        # Entropy is a metric of every update; with a gradient of it a frozen head keeps tiles of logits.
+        request = ScoreRequest(labels, entropy_gradient=self._entropy_gradient)
+        scores = scores_of_call(self._model, call, request, self._logit_map)
+        loss = scores.log_probs.sum()
+        if self._entropy_gradient:
+            loss = loss + scores.entropy.sum()
+        loss.backward()
 
     def _before_responses(self, outputs: torch.Tensor) -> torch.Tensor:
         """Select the outputs that are read."""
