@@ -5,6 +5,7 @@ written.
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from markdown_it import MarkdownIt
@@ -176,3 +177,9 @@ def test_blocks_are_those_of_a_markdown_parser() -> None:
         assert [block.language for block in fenced_blocks(text)] == [
             (token.info.split() or [""])[0] for token in tokens
         ]
+
+
+def test_blanks_behind_a_fence_take_time_in_proportion() -> None:
+    started = time.process_time()
+    PYTHON("x```" + " " * 100_000 + "!")
+    assert time.process_time() - started < 5

@@ -10,6 +10,7 @@ import pytest
 
 from tests.workers.rollout.conftest import request
 from verl.workers.rollout.chunks import next_chunk
+from verl.workers.rollout.free_slots import FreeSlots
 from verl.workers.rollout.scheduler import MAX_WAIT, Admission, Scheduler
 from verl.workers.rollout.waiting import PendingReply, Ticket
 
@@ -425,3 +426,12 @@ def steps_per_reply(slots: int) -> float:
 
 def test_the_work_for_a_reply_does_not_grow_with_slots_and_waiting_replies():
     assert steps_per_reply(256) < 1.2 * steps_per_reply(64)
+
+
+def test_free_slots_that_are_used_again_and_again_keep_no_entry_for_each_use() -> None:
+    free = FreeSlots(8)
+    for _ in range(3000):
+        free.remove(0)
+        free.add(0)
+        free.lowest_block()
+    assert len(free._by_use) < 200 and len(free._by_number) < 200
