@@ -32,6 +32,7 @@ FAULTS = '''
 """my_flow in a world, and with an estimator, that do harm in step 2: the file `fault` beside this one holds <phase>:<fault>."""
 
 import functools
+import logging
 import os
 import resource
 import signal
@@ -58,8 +59,12 @@ def harm(fault):
     elif fault == "ctrl_c":
         os.killpg(os.getpgrp(), signal.SIGINT)
     elif fault == "twice":
+        handled = threading.Event()  # two signals that wait for the main thread are one
+        log = logging.getLogger("verl.trainer.ppo.interrupt")
+        log.addFilter(tell := lambda record: (handled.set(), True)[1])
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)  # the main thread handles it: two signals that wait are one
+        assert handled.wait(60)
+        log.removeFilter(tell)
         os.kill(os.getpid(), signal.SIGTERM)
     elif fault == "full_disk":
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

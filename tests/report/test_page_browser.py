@@ -83,7 +83,7 @@ def test_episodes_are_filtered_opened_and_left_by_keyboard(browser: Browser, rep
     browser.wait("document.querySelector('.candidates article') !== null")
     assert "plan/tree" in text_of(browser, "#detail h2")
     browser.press("Escape")
-    browser.wait("!location.hash.includes('episode=')")
+    browser.wait("report.state.episode === undefined")
     browser.wait("document.activeElement.id === 'episodes'")
     assert browser.problems == []
 
@@ -95,7 +95,7 @@ def test_arrow_keys_move_in_the_list_and_open_what_they_reach(browser: Browser, 
     browser.press("ArrowDown", "ArrowDown", "PageDown", "ArrowUp")
     chosen = browser.evaluate("document.getElementById('episodes').getAttribute('aria-activedescendant')")
     browser.press("Enter")
-    browser.wait("location.hash.includes('episode=')")
+    browser.wait("report.state.episode !== undefined")
     row = int(chosen.rsplit("-", 1)[1])
     assert browser.evaluate("report.state.episode") == str(browser.evaluate(f"report.listed[{row}]"))
     browser.press("n")
