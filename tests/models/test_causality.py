@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from tests.models.families import FAMILIES, save_model
 from verl.models.loader import ModelPathError
+from verl.models.positions import fails_beyond_positions
 from verl.models.value_model import check_value_model
 from verl.trainer.sft.exactness import rows_run
 from verl.workers.engine.layout_check import LayoutError, choose_layout, training_randomness
@@ -86,3 +87,9 @@ def test_a_vocabulary_of_few_tokens_is_no_obstacle(tmp_path: Path) -> None:
     assert choose_layout(config).layout.packed
     assert rows_run(config).together
     check_value_model(str(save_model("llama", tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_bigcode", "qwen3", "gptj", "mamba2", "bloom"])
+def test_models_with_learned_positions_fail_beyond_them(name: str) -> None:
+    config = FAMILIES[name].config()
+    assert fails_beyond_positions(config) is (name in {"gpt2", "opt", "gpt_bigcode", "gptj"})
