@@ -245,9 +245,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     model_checks.check_reward_model(config.reward)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)
-    model_checks.warn_of_positions(plan)
     sizes = model_checks.adapter_sizes(plan)
     model_checks.check_critic(config.critic, plan, tokenizers)
+    model_checks.check_positions(plan)
     plan_memory(config, plan, device)
     collector = build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers))
     tokenizer = next(iter(tokenizers.values()), None)

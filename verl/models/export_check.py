@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from verl.models.fingerprint import once_per_configuration
-from verl.models.loader import ModelPathError, persistent_buffers, without_progress_bars
+from verl.models.loader import (
+    ModelPathError,
+    own_code_options,
+    persistent_buffers,
+    without_progress_bars,
+)
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 
 TOKENS = 24
@@ -40,7 +45,11 @@ def export_difference(config: Any) -> float:
         model.save_pretrained(folder, state_dict={name: value.clone() for name, value in whole.items()})
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+                **own_code_options(config),
             )
         except Exception as error:  # code of a model may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]

@@ -56,10 +56,12 @@ def _folder(path: str) -> Path | None:
 
 
 def configuration_key(config: Any) -> str:
-    """Return a text that is the same for configurations of one structure, whatever their paths and
-    dtypes.
+    """Return a text that is the same for configurations of one structure, whatever their dtypes and,
+    but for those with code of their own, their paths.
     """
-    return f"{type(config).__module__}.{type(config).__qualname__} {json.dumps(_structure(config.to_dict()), default=str, sort_keys=True)}"
+    own_code = config._name_or_path if getattr(config, "auto_map", None) else ""
+    structure = json.dumps(_structure(config.to_dict()), default=str, sort_keys=True)
+    return f"{type(config).__module__}.{type(config).__qualname__} {own_code} {structure}"
 
 
 def _structure(value: Any) -> Any:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from verl.protocol.turns import turn_end_ids
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Of configurations that were read with the permission to run the code that is shipped with them.
+_TRUSTED: set[str] = set()
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -163,7 +165,24 @@ def _read_config(path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     with reading_model(path):
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if trust_remote_code:
+        _TRUSTED.add(config._name_or_path)
+    return config
+
+
+def own_code_options(config: Any, model_class: str = "AutoModelForCausalLM") -> dict[str, bool]:
+    """Return the arguments by which transformers makes a model with the code that is shipped with a
+    configuration, if the run allows that; none for transformers' own classes.
+
+    Also configurations of transformers may come with a model class of their own: a check of
+    transformers' class would say nothing of it.
+    """
+    if type(config).__module__.startswith("transformers_modules"):
+        return {"trust_remote_code": True}
+    is_allowed = getattr(config, "_name_or_path", "") in _TRUSTED
+    is_there = model_class in (getattr(config, "auto_map", None) or {})
+    return {"trust_remote_code": True} if is_allowed and is_there else {}
 
 
 def check_causal_lm(path: str | None, *, trust_remote_code: bool = False) -> Any:
@@ -219,7 +238,7 @@ class ModelLoader:
 
 
 def load_causal_lm(
-    path: str, *, dtype: torch.dtype, attn_implementation: str, trust_remote_code: bool = False
+    path: str, *, dtype: torch.dtype, attn_implementation: str | None, trust_remote_code: bool = False
 ) -> Any:
     """Load a causal language model with real (not meta) tensors on the CPU, in `eval` mode.
 
@@ -440,7 +459,54 @@ def save_turn_ends(model: Any, tokenizer: Any, folder: str | Path) -> None:
     """
     add_turn_ends(model, tokenizer)
     if getattr(model, "generation_config", None) is not None:
-        model.generation_config.save_pretrained(folder)
+        _write_generation(model.generation_config, folder)
+
+
+def save_language_model(
+    model: Any, folder: str | Path, tensors: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write a model in transformers' format, with the settings of `generate` that it was read with.
+
+    transformers reads settings that it refuses to write, such as a temperature without sampling: a
+    run must not end at its first checkpoint because of them.
+
+    Args:
+        model: the model.
+        folder: created if it does not exist.
+        tensors: by name; None for the model's own.
+
+    Raises whatever transformers raises for files that cannot be written.
+    """
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        model.save_pretrained(folder, state_dict=tensors)
+        return
+    model.generation_config = type(settings)()
+    try:
+        model.save_pretrained(folder, state_dict=tensors)
+    finally:
+        model.generation_config = settings
+    _write_generation(settings, folder)
+
+
+def _write_generation(settings: Any, folder: str | Path) -> None:
+    # without the check of `save_pretrained`
+    settings.to_json_file(
+        Path(folder) / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"]
+    )
+
+
+def read_generation(model: Any, path: str) -> None:
+    """Give a model that was built from a configuration the settings of `generate` in the files of
+    its path, if there are any, as loading it would.
+    """
+    from transformers import GenerationConfig
+
+    if getattr(model, "generation_config", None) is None:
+        return
+    # of the path without a file
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(path)
 
 
 def _first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from verl.models.fingerprint import NOT_STRUCTURE, once_per_configuration
+from verl.models.loader import own_code_options
 from verl.models.shrink import (
     OVERRIDES,
     SMALL_HIDDEN,
@@ -120,16 +121,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def miniature_model(config: Any, *, attention: str, seed: int = 0) -> Any:
+def miniature_model(config: Any, *, attention: str, seed: int = 0, values: bool = False) -> Any:
     """Return the model of a configuration's miniature in `eval` mode, with the weights of
     `draw_weights`.
 
     The state of torch's random numbers is left as it is. Raises MiniatureError as `miniature` does.
+
+    Args:
+        config: of the model.
+        attention: the name of transformers' implementation.
+        seed: of the weights.
+        values: as a value model, whose class may be another one than that of the language model.
     """
     small = miniature(config)
+    if values:
+        small.num_labels = 1
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _build(small, attention).to(torch.float32).eval()
+        model = _build(small, attention, values).to(torch.float32).eval()
     draw_weights(model, seed)
     return model
 
@@ -473,13 +482,12 @@ def _build_unallocated(config: Any) -> Any:
             return _build(config, "eager")
 
 
-def _build(config: Any, attention: str) -> Any:
-    from transformers import AutoModelForCausalLM
+def _build(config: Any, attention: str, values: bool = False) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    # whose code was trusted when the configuration was loaded
-    remote = type(config).__module__.startswith("transformers_modules")
-    options = {"trust_remote_code": True} if remote else {}
-    return AutoModelForCausalLM.from_config(
+    model_class = AutoModelForTokenClassification if values else AutoModelForCausalLM
+    options = own_code_options(config, model_class.__name__)
+    return model_class.from_config(
         copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32, **options
     )
 

@@ -87,10 +87,16 @@ def check_value_model(path: str, trust_remote_code: bool = False) -> None:
 
 
 def _scalar_config(path: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoModelForTokenClassification
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     config = load_config(path, trust_remote_code=trust_remote_code)
     custom = "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {})
+    if not custom and type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ModelPathError(
+            f"model {path!r} cannot be a critic: transformers has no causal language model of its type "
+            f"{config.model_type!r}, and a value must not depend on later tokens; set critic.model.path to "
+            "a model of another type with the same tokenizer, or use an estimator without a critic"
+        )
     if not custom and type(config) not in AutoModelForTokenClassification._model_mapping:
         raise ModelPathError(
             f"model {path!r} cannot be a critic: transformers has no token-classification class "

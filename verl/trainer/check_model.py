@@ -116,7 +116,7 @@ def check_model(
     rows.append(_row("export", lambda: _export(config)))
     rows.append(_row("engine hf", lambda: _engine(config, max_model_len), needed=False))
     rows += adapters(path, rank, trust_remote_code)
-    rows.append(_row("critic", lambda: _critic(path, trust_remote_code), needed=False))
+    rows.append(_row("critic", lambda: _critic(path, config, trust_remote_code), needed=False))
     rows.append(_row("reward model", lambda: _reward_model(config), needed=False))
     return rows
 
@@ -142,9 +142,10 @@ def _engine(config: Any, max_model_len: int) -> tuple[str, str]:
     )
 
 
-def _critic(path: str, trust_remote_code: bool) -> tuple[str, str]:
+def _critic(path: str, config: Any, trust_remote_code: bool) -> tuple[str, str]:
     check_value_model(path, trust_remote_code)
-    return EXACT, "can be made from this model"
+    choice = choose_layout(config, values=True)
+    return (SLOWER if choice.rejected else EXACT), f"can be made from this model: {choice.layout.describe()}"
 
 
 def _reward_model(config: Any) -> tuple[str, str]:

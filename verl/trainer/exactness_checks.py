@@ -95,7 +95,12 @@ def _checks(
 
 
 def layout_notes(
-    model: TrainedModelConfig, fsdp: FSDPConfig, device: str, key: str, share_prefixes: bool
+    model: TrainedModelConfig,
+    fsdp: FSDPConfig,
+    device: str,
+    key: str,
+    share_prefixes: bool,
+    values: bool = False,
 ) -> list[str]:
     """Return what a user has to know of the trainer's numbers on a model.
 
@@ -105,6 +110,7 @@ def layout_notes(
         device: cpu or cuda.
         key: prefix of the model's keys.
         share_prefixes: whether tokens that rows have in common are to be run once.
+        values: of a value model.
 
     Raises:
         LayoutError: rows are exact in no layout.
@@ -118,6 +124,7 @@ def layout_notes(
         device=device,
         dtype=resolve_dtype(fsdp.dtype, device),
         share_prefixes=share_prefixes,
+        values=values,
     )
     notes = [choice.note(key), training_randomness(config)]
     return [note for note in notes if note]
@@ -139,7 +146,9 @@ def critic_notes(critic: CriticConfig, device: str) -> list[str]:
     `layout_notes`.
     """
     try:
-        return layout_notes(critic.model, critic.fsdp, device, "critic.model", critic.use_prefix_grouper)
+        return layout_notes(
+            critic.model, critic.fsdp, device, "critic.model", critic.use_prefix_grouper, values=True
+        )
     except ModelPathError:
         return []  # `check_critic` names the key of a path that is wrong
 

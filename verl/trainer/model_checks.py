@@ -13,6 +13,7 @@ import torch
 
 from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
+from verl.models.positions import fails_beyond_positions, positions_of
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import CriticConfig, RewardConfig
 from verl.trainer.config.reward_model import CLASSIFIER
@@ -102,23 +103,30 @@ def check_forms(placement: Placement) -> None:
             raise ConfigError(f"{error}; pip install 'xgrammar>=0.2.8,<0.3'") from error
 
 
-def warn_of_positions(plan: RunPlan) -> None:
-    """Warn of worker groups whose prompts and replies together may have more tokens than the
-    positions of their model.
+def check_positions(plan: RunPlan) -> None:
+    """Check that prompts and replies together have no more tokens than the models of their worker
+    groups, and the critics of these, have positions; warn where a model can run more.
+
+    Raises ConfigError for a model that cannot.
     """
     for group in plan.groups:
-        path = check_model_path(group.config.model.path)
-        model = load_config(path, trust_remote_code=group.config.model.trust_remote_code)
-        positions = getattr(model.get_text_config(), "max_position_embeddings", None)
-        longest = group.max_model_len
-        if positions is not None and longest > positions:
-            logger.warning(
-                "worker group '%s': data.max_prompt_length and data.max_response_length, or those "
-                "of its agents, allow %d tokens, the model %s has %d positions; vLLM refuses this, "
-                "and replies "
-                "beyond them are poor", group.wg_id,
-                longest, path, positions,
-            )  # fmt: skip
+        models = {"worker group": group.config.model}
+        if group.wg_id in plan.critics:
+            models["critic of worker group"] = group.critic.model
+        for what, model in models.items():
+            path = check_model_path(model.path)
+            config = load_config(path, trust_remote_code=model.trust_remote_code)
+            positions = positions_of(config)
+            longest = group.max_model_len
+            if positions is None or longest <= positions:
+                continue
+            lengths = (
+                f"{what} '{group.wg_id}': data.max_prompt_length and data.max_response_length, or those "
+                f"of its agents, allow {longest} tokens, the model {path} has {positions} positions"
+            )
+            if fails_beyond_positions(config):
+                raise ConfigError(f"{lengths} and cannot run more; allow at most {positions} tokens together")
+            logger.warning("%s; vLLM refuses this, and replies beyond them are poor", lengths)
 
 
 def adapter_sizes(placement: Placement) -> dict[str, int]:

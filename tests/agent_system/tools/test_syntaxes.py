@@ -243,6 +243,22 @@ def test_a_value_in_quotes_is_text_where_the_schema_allows_text(name: str, reply
     assert call.arguments == {"a": "5", "b": "true", "c": 7}
 
 
+# Texts that look like values of other types, or like marks.
+LIKE_OTHERS = (
+    "42", "true", "null", "[1]", "", " x ", "\n", "{}", "it's", "5'", "a\\b", "x\n", "\n\nx\n\n", "</x>", "a, count=4",
+    "3.0", "\\", '"', '""', "\u2028", "{'a': 1}", "]", ")", "a=b", "```json\n{}\n```", "\x00a", "&lt;b&gt;",
+)  # fmt: skip
+UNQUOTED = ("qwen3_coder", "glm", "minimax_m2", "seed")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_text_that_looks_like_another_value_comes_back_as_text(name: str) -> None:
+    texts = LIKE_OTHERS if name in UNQUOTED else (*LIKE_OTHERS, "<![CDATA[x]]>")
+    for text in texts:
+        arguments = {"fruit": text, "count": -3}
+        assert read(name, written(name, ("price", arguments))) == [("price", arguments, False)], text
+
+
 @pytest.mark.parametrize(("number", "read"), [("3", "5"), ("'3'", 5), ('"3"', 5)])
 def test_where_a_template_writes_numbers_as_texts_the_schema_has_the_type(number: str, read: Any) -> None:
     shown = f"<call>look(city='Oslo', day='May', n={number})</call>"

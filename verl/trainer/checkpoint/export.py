@@ -13,6 +13,8 @@ import torch
 from verl.models.loader import (
     add_turn_ends,
     build_causal_lm,
+    read_generation,
+    save_language_model,
     save_turn_ends,
     tokenizer_to_save,
     without_progress_bars,
@@ -89,7 +91,7 @@ def _write_model(saved: SavedRun, spec: WorkerGroupSpec, folder: Path, tokenizer
     with torch.device("meta"):
         model = _build(spec, dtype)
     add_turn_ends(model, tokenizer)
-    model.save_pretrained(folder, state_dict=whole)
+    save_language_model(model, folder, whole)
 
 
 def _write_adapter(
@@ -106,9 +108,11 @@ def _write_adapter(
 
 
 def _build(spec: WorkerGroupSpec, dtype: torch.dtype) -> Any:
-    return build_causal_lm(
+    model = build_causal_lm(
         spec.model_path,
         dtype=dtype,
         attn_implementation="eager",
         trust_remote_code=spec.config.model.trust_remote_code,
     )
+    read_generation(model, spec.model_path)
+    return model

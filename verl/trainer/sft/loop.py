@@ -15,46 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from verl.models.loader import add_turn_ends
+from verl.models.loader import add_turn_ends, check_causal_lm, load_causal_lm, save_language_model
 from verl.models.path import absolute_model_path
 from verl.models.tokenizer_check import checked_tokenizer
 from verl.trainer.config.spec import check_values
 from verl.trainer.sft.chats import Chat, read_chats
 from verl.trainer.sft.config import SFTConfig
-from verl.trainer.sft.data import IGNORED_LABEL, TokenizedConversation, batches, collate
+from verl.trainer.sft.data import TokenizedConversation, batches, collate
 from verl.trainer.sft.encoding import ChatEncoder
+from verl.trainer.sft.exactness import rows_run
+from verl.trainer.sft.loss import assistant_loss
 from verl.trainer.sft.optim import build_optimizers
 from verl.utils.data_file import DatasetError
+from verl.workers.engine.layout import RopeState
 
 logger = logging.getLogger(__name__)
-
-
-def assistant_loss(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over labelled tokens; `input_ids` and `labels` are [bsz, len],
-    padded on the right.
-
-    Logits are computed for labelled positions only, which saves most of the head's computation for
-    long prompts.
-    """
-    label_mask = labels[:, 1:] != IGNORED_LABEL
-    head = model.get_output_embeddings()
-
-    def choose(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        (hidden,) = inputs
-        return (hidden[label_mask][None],)
-
-    # Whatever the model does with the logits after its head (scales, caps, biases) is done by the
-    # model.
-    hook = head.register_forward_pre_hook(choose)
-    try:
-        logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits[0]
-    finally:
-        hook.remove()
-    return F.cross_entropy(logits.float(), labels[:, 1:][label_mask])
 
 
 def run_sft(config: SFTConfig) -> dict[str, float]:
@@ -75,15 +52,15 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     chats = read_chats(config.data.train_files, config.data.messages_key, config.data.tools_key)
     if config.trainer.num_threads > 0:
         torch.set_num_threads(config.trainer.num_threads)
-    model, tokenizer = _load(config)
+    model, tokenizer, together = _load(config)
     encoder = ChatEncoder(tokenizer, config.data.apply_chat_template_kwargs)
     rows = _encode_all(chats, encoder, config.data.max_length)
     _end_generation(model, tokenizer, rows, config.data.apply_chat_template_kwargs)
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    metrics = train(model, rows, tokenizer, config, aside / "metrics.jsonl")
-    model.save_pretrained(aside)
+    metrics = train(model, rows, tokenizer, config, aside / "metrics.jsonl", together=together)
+    save_language_model(model, aside)
     tokenizer.save_pretrained(aside)
     os.replace(aside, out)
     return metrics
@@ -95,16 +72,19 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     config: SFTConfig,
     metrics_path: Path,
+    together: bool = True,
 ) -> dict[str, float]:
     """Train on `rows`. Return the last line of metrics, of which one is written every `log_freq`
     steps (`loss`: mean since the last).
+
+    With `together` the rows of a batch are run in one pass, else one after the other.
     """
     data = config.data
     total = _total_steps(config, len(rows))
     optimizers = build_optimizers(model, config.optim, total)
     rng = random.Random(config.trainer.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    device = next(model.parameters()).device
+    ropes = None if together else RopeState(model)
     model.train()
     started = time.monotonic()
     tokens = 0
@@ -116,15 +96,13 @@ def train(
             for batch in batches(
                 rows, data.train_batch_size, shuffle=data.shuffle, bucket_batches=data.bucket_batches, rng=rng
             ):
-                input_ids, labels = (tensor.to(device) for tensor in collate(batch, pad))
-                loss = assistant_loss(model, input_ids, labels)
-                loss.backward()
+                loss = _backward(model, batch, pad, ropes)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
                 lr = optimizers.lr
                 optimizers.step()
                 step += 1
-                tokens += input_ids.numel()
-                losses.append(loss.detach())
+                tokens += len(batch) * max(len(row.input_ids) for row in batch)
+                losses.append(loss)
                 if step == 1 and total > config.trainer.log_freq:
                     # the next line may be minutes away
                     logger.info("sft: %d steps, the first took %.1f s", total, time.monotonic() - started)
@@ -156,6 +134,32 @@ def train(
     return metrics
 
 
+def _backward(
+    model: PreTrainedModel, batch: list[TokenizedConversation], pad: int, ropes: RopeState | None
+) -> torch.Tensor:
+    """Add the gradients of a batch and return its mean loss over labelled tokens.
+
+    With `ropes` the rows are run one after the other, each as on a fresh model.
+    """
+    device = next(model.parameters()).device
+    if ropes is None:
+        input_ids, labels = (tensor.to(device) for tensor in collate(batch, pad))
+        loss = assistant_loss(model, input_ids, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+    counts = [sum(row.loss_mask[1:]) for row in batch]
+    total = torch.zeros((), device=device)
+    for row, count in zip(batch, counts, strict=True):
+        if not count:
+            continue
+        ropes.reset()
+        input_ids, labels = (tensor.to(device) for tensor in collate([row], pad))
+        loss = assistant_loss(model, input_ids, labels) * (count / sum(counts))
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    return total
+
+
 def _output_folder(config: SFTConfig) -> Path:
     if not config.trainer.default_local_dir:
         raise ValueError(
@@ -168,7 +172,10 @@ def _output_folder(config: SFTConfig) -> Path:
     return out
 
 
-def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bool]:
+    """Return the model, its tokenizer, and whether rows are run together. Raise FileNotFoundError or
+    ModelPathError for a model that cannot be loaded or trained.
+    """
     if not config.model.path:
         raise ValueError("model.path is not set; expected a Hugging Face folder or hub id")
     path = absolute_model_path(config.model.path)
@@ -177,15 +184,19 @@ def _load(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = checked_tokenizer(
         AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code), path
     )
-    model = AutoModelForCausalLM.from_pretrained(
-        path, trust_remote_code=config.model.trust_remote_code, dtype=torch.float32
+    trust = config.model.trust_remote_code
+    run = rows_run(check_causal_lm(path, trust_remote_code=trust))
+    if not run.together:
+        logger.info("sft: rows of a batch are run one after the other: beside others their losses differ")
+    model = load_causal_lm(
+        path, dtype=torch.float32, attn_implementation=run.attention, trust_remote_code=trust
     )
     if config.model.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
     device = config.trainer.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device), tokenizer  # type: ignore[arg-type]  # a decorator of transformers hides the signature
+    return model.to(device), tokenizer, run.together
 
 
 def _encode_all(chats: list[Chat], encoder: ChatEncoder, max_length: int) -> list[TokenizedConversation]:

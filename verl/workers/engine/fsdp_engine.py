@@ -115,6 +115,7 @@ class FSDPEngine:
             device=mesh.device_type,
             dtype=compute_dtype,
             share_prefixes=share_prefixes,
+            values=loader is not CAUSAL_LM,
         ).layout
         arguments: dict[str, Any] = {
             "dtype": resolve_dtype(fsdp.model_dtype, mesh.device_type),

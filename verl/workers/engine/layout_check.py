@@ -1,9 +1,10 @@
 """The layout in which a model's rows are exact, found by running a miniature of the model in
 several layouts.
 
-Two ways that must agree: every row alone, with eager attention, without padding and cache, is the
-reference; log-probs and entropies of a layout are compared with it. Rows are shorter and longer
-than the windows and rope limits of the miniature, stand beside each other, and are run twice.
+Two ways that must agree: every row alone, with eager attention, its tokens the only input, is the
+reference; log-probs and entropies of a layout, or values, are compared with it. Rows are shorter and
+longer than the windows and rope limits of the miniature, stand beside each other, and are run twice.
+A model whose reference changes with later tokens is no causal one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 import torch
 
 from verl.models.fingerprint import once_per_configuration
-from verl.models.loader import is_flash_attention_usable
+from verl.models.loader import is_flash_attention_usable, own_code_options
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
-from verl.workers.engine.forward import score_tokens
+from verl.workers.engine.forward import score_tokens, value_tokens
 from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RopeState, RowLayout, Sharing, rope_limits
 from verl.workers.engine.sharding import cast_buffers
@@ -41,6 +42,9 @@ BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 
 # Of these, for a model with its own weights, whose windows and limits no short row reaches.
 OWN_ROWS = (0, 1, 2, 4)
+
+
+Grids = Sequence[torch.Tensor]  # log-probs and entropies, or values, [rows, response tokens]
 
 
 class LayoutError(ValueError):
@@ -87,25 +91,28 @@ def choose_layout(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     share_prefixes: bool = True,
+    values: bool = False,
 ) -> LayoutChoice:
     """Return the fastest layout in which rows of a model are exact.
 
     Args:
-        config: of the model; a miniature of it is run.
+        config: of the language model; a miniature of it is run.
         use_remove_padding: true or false allows only that form, `auto` both.
         attention: allows only that implementation, `auto` all.
         device: cpu or cuda, of the trainer; flash-attn is tried on a GPU only.
         dtype: in which the trainer computes.
         share_prefixes: also try layouts in which tokens that rows have in common are run once.
+        values: of the value model that is made of it.
 
     Raises:
-        LayoutError: no layout is exact; the message says by how much each differs, and which keys
-            allow another.
+        LayoutError: no layout is exact, the message says by how much each differs, and which keys
+            allow another; or what the model gives for a token depends on later ones.
     """
     flash = attention in (AUTO, "flash_attention_2") and is_flash_attention_usable(device, dtype)
-    choice = _choose(config, str(use_remove_padding).lower(), attention, device, flash, share_prefixes)
+    removal = str(use_remove_padding).lower()
+    choice = _choose(config, removal, attention, device, flash, share_prefixes, values)
     if dtype != torch.float32:
-        _check_dtype(config, choice.layout, device, dtype)
+        _check_dtype(config, choice.layout, device, dtype, values)
     return choice
 
 
@@ -130,14 +137,20 @@ def _randomness(config: Any) -> float:
     """
     try:
         return _Trial(config, "cpu").randomness()
-    except MiniatureError:
+    except (MiniatureError, LayoutError):
         return 0.0
 
 
 @once_per_configuration
 @one_thread()
 def _choose(
-    config: Any, removal: str, attention: str, device: str, flash: bool, share_prefixes: bool
+    config: Any,
+    removal: str,
+    attention: str,
+    device: str,
+    flash: bool,
+    share_prefixes: bool,
+    values: bool,
 ) -> LayoutChoice:
     limits = rope_limits(config.get_text_config())
     layouts = list(_layouts(removal, attention, flash, limits, share_prefixes))
@@ -147,8 +160,10 @@ def _choose(
             "actor_rollout_ref.model.use_remove_padding=false, or auto"
         )
     try:
-        trial = _Trial(config, device)
-        trial.reference()
+        trial = _Trial(config, device, values)
+        trial.check_causal()
+    except LayoutError:
+        raise
     except MiniatureError as error:
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
         return LayoutChoice(replace(layouts[0], sharing="none"), float("nan"))
@@ -180,10 +195,10 @@ def _choose(
 
 @once_per_configuration
 @one_thread()
-def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype) -> None:
+def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype, values: bool) -> None:
     """Raise LayoutError if a miniature cannot be run in the dtype of the trainer's computations."""
     try:
-        scores = _Trial(config, device).scores(layout, dtype)
+        scores = _Trial(config, device, values).scores(layout, dtype)
     except MiniatureError:
         return
     except Exception as error:  # code of a model may raise anything
@@ -236,20 +251,49 @@ def _sharing(form: str, kernel: str, share_prefixes: bool) -> tuple[Sharing, ...
 class _Trial:
     """A miniature and its rows, run alone once and then in several layouts."""
 
-    def __init__(self, config: Any, device: str) -> None:
+    def __init__(self, config: Any, device: str, values: bool = False) -> None:
         self._config = config
         self._device = device
+        self._values = values
         self._small = miniature(config)
         self._limits = rope_limits(self._small.get_text_config())
-        self._rows = rows_to_check()
-        self._alone: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._vocabulary = min(256, int(self._small.get_text_config().vocab_size))
+        self._rows = rows_to_check(self._vocabulary)
+        self._alone: Grids | None = None
         self._models: dict[tuple[str, torch.dtype], tuple[Any, RopeState]] = {}
 
-    def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropies of every row alone. Raises what the model's code raises."""
+    def reference(self) -> Grids:
+        """Return log-probs and entropies, or values, of every row alone: its tokens are the model's
+        only input, so that positions, too, are the model's own. Raises what the model's code raises.
+        """
         if self._alone is None:
-            self._alone = self._run(RowLayout("equal", "eager"), torch.float32, alone=True)
+            self._alone = self._plain(self._rows)
         return self._alone
+
+    def check_causal(self) -> None:
+        """Raise LayoutError if the reference of a token changes with the last token of its row.
+        Raises what the model's code raises.
+        """
+        rows = self._rows
+        width = rows["attention_mask"].shape[1]
+        last = width - 1 - rows["attention_mask"].flip(1).argmax(dim=1)
+        row = torch.arange(len(last))
+        ids = rows["input_ids"].clone()
+        ids[row, last] = 3 + (ids[row, last] - 2) % (self._vocabulary - 3)
+        # The log-prob of the changed token itself differs.
+        earlier = rows["response_mask"].clone()
+        earlier[row, last - width + earlier.shape[1]] = 0
+        grids = [
+            [grid * earlier for grid in results]
+            for results in (self._plain({**rows, "input_ids": ids}), self.reference())
+        ]
+        difference = _largest(*grids)
+        if not difference < FP32_BOUND:
+            raise LayoutError(
+                f"{self._config.model_type} is no causal language model as configured: what it gives for a "
+                f"token changes by up to {difference:.2g} with later tokens of its row; a field of config.json "
+                "may say so (is_decoder, is_causal, use_bidirectional_attention); choose another model"
+            )
 
     def windows_beyond_rows(self) -> str:
         """Return the windows that the miniature could not shrink below the longest row, as
@@ -289,54 +333,82 @@ class _Trial:
 
     def randomness(self) -> float:
         """Return the largest difference between a pass in training mode and the reference."""
-        layout = RowLayout("equal", "eager")
         reference = self.reference()
-        model, _ = self._model(layout, torch.float32)
+        model, _ = self._model(RowLayout("equal", "eager"), torch.float32)
         model.train()
         try:
             with torch.random.fork_rng(devices=[]):
-                return _largest(self._run(layout, torch.float32, alone=True), reference)
+                return _largest(self._plain(self._rows), reference)
         finally:
             model.eval()
 
-    def scores(self, layout: RowLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropies in a layout. Raises what the model's code raises."""
+    def scores(self, layout: RowLayout, dtype: torch.dtype) -> Grids:
+        """Return log-probs and entropies, or values, in a layout. Raises what the model's code raises."""
         return self._run(replace(layout, limits=self._limits if layout.limits else ()), dtype)
 
     @torch.no_grad()
-    def _run(
-        self, layout: RowLayout, dtype: torch.dtype, alone: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, layout: RowLayout, dtype: torch.dtype, alone: bool = False) -> Grids:
         model, ropes = self._model(layout, dtype)
         mask = self._rows["response_mask"]
         lengths = self._rows["attention_mask"].sum(dim=1).tolist()
         groups = [[row] for row in range(len(lengths))] if alone else layout.groups(lengths)
-        grids = [torch.zeros(mask.shape) for _ in range(2)]
+        grids = [torch.zeros(mask.shape) for _ in range(1 if self._values else 2)]
         for group in groups:
             ropes.reset()
             rows = {name: value[group].to(self._device) for name, value in self._rows.items()}
+            if self._values:
+                grids[0][group] = value_tokens(model, rows, layout).cpu()
+                continue
             scores = score_tokens(model, rows, 1.0, layout)
             for grid, values in zip(grids, (scores.log_probs, scores.entropy), strict=True):
                 grid[group] = values.cpu()
-        return grids[0], grids[1]
+        return grids
+
+    @torch.no_grad()
+    def _plain(self, rows: Mapping[str, torch.Tensor]) -> Grids:
+        """Return what a plain call of the model with the tokens of each row gives."""
+        model, ropes = self._model(RowLayout("equal", "eager"), torch.float32)
+        mask = rows["response_mask"].bool()
+        grids = [torch.zeros(mask.shape) for _ in range(1 if self._values else 2)]
+        for row, real in enumerate(rows["attention_mask"].bool()):
+            ropes.reset()
+            ids = rows["input_ids"][row][real][None].to(self._device)
+            outputs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().cpu()
+            count = int(mask[row].sum())
+            outputs = outputs[len(outputs) - count :]
+            if self._values:
+                grids[0][row, mask[row]] = outputs[:, 0]
+                continue
+            log_probs = outputs.log_softmax(dim=-1)
+            labels = ids[0, ids.shape[1] - count :, None].cpu()
+            grids[0][row, mask[row]] = log_probs.gather(1, labels)[:, 0]
+            grids[1][row, mask[row]] = -(log_probs.exp() * log_probs).nan_to_num().sum(dim=-1)
+        return grids
 
     def _model(self, layout: RowLayout, dtype: torch.dtype) -> tuple[Any, RopeState]:
         name = attention_name(layout)
         if (name, dtype) not in self._models:
-            model = _in_dtype(miniature_model(self._config, attention=name), dtype).to(self._device)
+            model = miniature_model(self._config, attention=name, values=self._values)
+            model = _in_dtype(model, dtype, self._values).to(self._device)
             self._models[name, dtype] = (model, RopeState(model))
         return self._models[name, dtype]
 
 
-def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+def _in_dtype(model: Any, dtype: torch.dtype, values: bool) -> Any:
     """Cast a model's parameters, and its buffers as the trainer casts them."""
     if dtype == torch.float32:
         return model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     attention = model.config._attn_implementation
+    model_class = AutoModelForTokenClassification if values else AutoModelForCausalLM
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention)
+        plain = model_class.from_config(
+            model.config,
+            dtype=dtype,
+            attn_implementation=attention,
+            **own_code_options(model.config, model_class.__name__),
+        )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     cast_buffers(model, plain)

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import add_turn_ends, save_turn_ends, without_progress_bars
+from verl.models.loader import (
+    add_turn_ends,
+    save_language_model,
+    save_turn_ends,
+    without_progress_bars,
+)
 from verl.models.lora import save_adapter
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
@@ -115,7 +120,7 @@ def write_hugging_face(engine: FSDPEngine, folder: Path, tokenizer: Any) -> None
     with _as_os_error("the Hugging Face copy"), without_progress_bars():
         tokenizer.save_pretrained(folder)
         add_turn_ends(engine.model, tokenizer)
-        engine.model.save_pretrained(folder, state_dict=whole)
+        save_language_model(engine.model, folder, whole)
 
 
 @contextmanager
