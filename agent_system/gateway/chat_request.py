@@ -7,6 +7,7 @@ Requests to `/v1/responses` are translated to chat completions before, see `resp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,8 +17,10 @@ from agent_system.gateway.request_fields import (
     CHAT,
     COMPLETIONS,
     MASKING,
+    NUMBERS,
     SAMPLING,
     UNSUPPORTED,
+    refuse_other_routes,
     without_effect,
 )
 
@@ -57,6 +60,7 @@ class ChatRequest:
         ignored: names of other fields that have no effect.
         schema: JSON schema that the reply must satisfy, or None.
         forced: names of tools, one of which the reply must call; empty for any reply.
+        parallel: the reply may have several calls; only the first counts otherwise.
         prompt: of a completion: a text or token ids, which the reply continues; None for a chat.
         api: the route by which it came: `chat`, `completions` or `responses`.
     """
@@ -75,6 +79,7 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
     forced: tuple[str, ...] = ()
+    parallel: bool = True
     prompt: str | tuple[int, ...] | None = None
     api: str = "chat"
 
@@ -108,6 +113,8 @@ def read_chat_request(
 
     Raises Refusal naming the field that is wrong or not supported.
     """
+    if ignored is None:
+        refuse_other_routes(body, "/v1/chat/completions")
     messages = _field(body, "messages", list, None)
     if not messages:
         raise Refusal("messages must be a list with at least one message", param="messages")
@@ -139,20 +146,37 @@ def _read_fields(body: Mapping[str, Any], structured: str, ignored: tuple[str, .
         seed=_field(body, "seed", int, None),
         logprobs=_field(body, "logprobs", bool, False),
         stream=_field(body, "stream", bool, False),
-        usage=bool((_field(body, "stream_options", dict, None) or {}).get("include_usage")),
-        sampling={
-            name: body[name]
-            for name, same in SAMPLING.items()
-            if body.get(name) is not None and body[name] != same
-        },
+        usage=_field(_field(body, "stream_options", dict, None) or {}, "include_usage", bool, False),
+        sampling=_sampling(body),
         ignored=ignored,
         schema=schema,
         forced=forced,
+        parallel=_field(body, "parallel_tool_calls", bool, True),
     )
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `SAMPLING` that ask for a change. Raise Refusal for a value that has no
+    meaning, though the run's values may replace it.
+    """
+    for name, (least, most) in NUMBERS.items():
+        value = body.get(name)
+        if value is not None and (type(value) not in (int, float) or not least <= value <= most):
+            bounds = f"from {least}" + f" to {most}" * (most < math.inf)
+            raise Refusal(f"{name} must be a number {bounds}, found {json.dumps(value)[:80]}", param=name)
+    biases = _field(body, "logit_bias", dict, {})
+    if not all(type(bias) in (int, float) for bias in biases.values()):
+        raise Refusal("logit_bias must be an object whose values are numbers", param="logit_bias")
+    return {
+        name: body[name]
+        for name, same in SAMPLING.items()
+        if body.get(name) is not None and body[name] != same
+    }
 
 
 def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatRequest:
     """Return the request in a body; arguments and errors are those of `read_chat_request`."""
+    refuse_other_routes(body, "/v1/completions")
     if body.get("suffix"):
         raise Refusal("suffix is not supported; the reply follows the prompt", param="suffix")
     if body.get("add_special_tokens") is False:
@@ -218,10 +242,10 @@ def _refuse_unsupported(body: Mapping[str, Any], structured: str) -> None:
 
 def _schema(body: Mapping[str, Any], structured: str) -> Mapping[str, Any] | None:
     shape = body.get("response_format")
-    kind = shape.get("type") if isinstance(shape, dict) else shape
-    if kind is None or kind == "text":
+    kind = shape.get("type") if isinstance(shape, dict) else None
+    if shape is None or kind == "text":
         return None
-    if structured == REFUSED:
+    if structured == REFUSED and kind is not None:
         raise Refusal(f"response_format {kind!r} {_MASKS}", param="response_format")
     if kind == "json_object":
         return {"type": "object"}
@@ -328,10 +352,14 @@ def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
         raise Refusal(
             f"stop must be a text or a list of at most {MOST_STOPS} texts that are not empty", param="stop"
         )
+    # no reply has half a surrogate pair, and engines that get texts as UTF-8 fail
+    if not all(text.isascii() or text == text.encode("utf-8", "replace").decode() for text in texts):
+        raise Refusal("stop has half a surrogate pair, which no reply has", param="stop")
     return tuple(texts)
 
 
 def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tools; fields of their functions that are null are left out."""
     tools = _field(body, "tools", list, [])
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
@@ -340,4 +368,13 @@ def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
                 'every tool must be {"type": "function", "function": {"name": ..., "parameters": ...}}',
                 param="tools",
             )
-    return list(tools)
+        if not function["name"] or not isinstance(function.get("parameters") or {}, dict):
+            raise Refusal(
+                f"a tool must have a name and an object as its parameters, found {json.dumps(function)[:200]}",
+                param="tools",
+            )
+    return [{**tool, "function": _without_nulls(tool["function"])} for tool in tools]
+
+
+def _without_nulls(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in function.items() if value is not None}

@@ -168,11 +168,14 @@ class Completion:
             return event({**head, "choices": [choice], **empty_usage})
 
         for index, choice in enumerate(self.choices):
-            calls = [
-                {"index": number, **call} for number, call in enumerate(choice.message.get("tool_calls", ()))
-            ]
-            delta = {**choice.message, **({"tool_calls": calls} if calls else {})}
-            yield chunk(index, delta, details=choice.token_details)
+            # one call in each event: some clients read the first of an event alone
+            first, *others = [
+                {"tool_calls": [{"index": number, **call}]}
+                for number, call in enumerate(choice.message.get("tool_calls", ()))
+            ] or [{}]
+            yield chunk(index, {**choice.message, **first}, details=choice.token_details)
+            for delta in others:
+                yield chunk(index, delta)
             yield chunk(index, {}, choice.finish)
         if usage:
             yield event({**head, "choices": [], "usage": self.usage})

@@ -133,9 +133,10 @@ class AgentConversations:
             content = without_thinking(text)
             parsed_calls = []
         # a template that shows one call for each reply cannot continue a reply with more
+        most_calls = self._template.most_calls if request.parallel else 1
         tool_calls: list[dict[str, Any]] = [
             {"name": parsed.name, "arguments": parsed.arguments or {}, "id": parsed.id}
-            for parsed in parsed_calls[: self._template.most_calls]
+            for parsed in parsed_calls[:most_calls]
         ]
         self._remember(request, built, call, generation, text, content, tool_calls)
         named_calls = [

@@ -113,7 +113,10 @@ class MessageNormalizer:
         if role is None:
             value = message.get("role") if isinstance(message, dict) else message
             raise Refusal(f"{where}.role must be one of {', '.join(ROLES)}, found {value!r:.80}", param=where)
-        text = self.clean(_text(message.get("content"), where))
+        if message.get("function_call"):
+            raise Refusal(f"{where}.function_call is not supported; use tool_calls", param=where)
+        content = message.get("content")
+        text = self.clean(_text(message.get("refusal") if content is None else content, where))
         fields: dict[str, Any] = {
             "role": role,
             "content": without_thinking(text) if role == "assistant" else text,
@@ -171,6 +174,7 @@ class MessageNormalizer:
         if not isinstance(entries or [], list):
             raise Refusal(f"{where}.tool_calls must be a list", param=where)
         calls = []
+        ids.begin_message()
         for index, entry in enumerate(entries or []):
             function = entry.get("function") if isinstance(entry, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -185,24 +189,37 @@ class MessageNormalizer:
 class _ToolCallIds:
     """The tool calls of a conversation so far, by the ids that the client gave them.
 
+    Several calls may have one id, or none: those of one message get the results in their order,
+    and those of a later message take the place of earlier ones.
+
     Attributes:
-        count: how many; several may have one id.
+        count: how many.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._calls: dict[str, tuple[str, str]] = {}
+        self._calls: dict[str, list[tuple[str, str]]] = {}
+        self._new_ids: set[str] = set()
+
+    def begin_message(self) -> None:
+        """Note that the calls of another message follow."""
+        self._new_ids = set()
 
     def add(self, client_id: Any, number: str, tool: str) -> None:
         """Note a call: the client's id, the id here, and the name of the tool."""
-        self._calls[str(client_id)] = (number, tool)
+        name = str(client_id)
+        if name not in self._new_ids:
+            self._calls[name] = []
+        self._new_ids.add(name)
+        self._calls[name].append((number, tool))
         self.count += 1
 
     def of_result(self, client_id: Any) -> tuple[str, str]:
         """Return the id here and the tool of the call that a result names; empty texts if there is
         none.
         """
-        return self._calls.get(str(client_id), ("", ""))
+        calls = self._calls.get(str(client_id), [("", "")])
+        return calls.pop(0) if len(calls) > 1 else calls[0]
 
 
 def _in_order(messages: list[NormalizedMessage]) -> list[NormalizedMessage]:

@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_system.gateway.errors import Refusal
+
+OTHER_ROUTE = "unsupported_parameter"  # code of the error of a field
 logger = logging.getLogger(__name__)
 # Fields that are read, by `read_chat_request`, `responses.chat_body` and `read_completion_request`.
 CHAT = frozenset((
-    "model", "messages", "tools", "tool_choice", "response_format", "n", "max_tokens",
+    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "n", "max_tokens",
     "max_completion_tokens", "stop", "seed", "logprobs",
     "stream", "stream_options",
 ))  # fmt: skip
 RESPONSES = frozenset((
-    "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "n",
-    "max_output_tokens", "stop", "seed",
+    "model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls",
+    "text", "n", "max_output_tokens", "stop", "seed",
     "stream", "stream_options",
 ))  # fmt: skip
 COMPLETIONS = frozenset((
     "model", "prompt", "response_format", "n", "max_tokens", "stop", "seed", "logprobs", "stream",
     "stream_options", "suffix",
 ))  # fmt: skip
+# Names that fields have in another route, which would have no effect, and the name in this one.
+OF_OTHER_ROUTES: Mapping[str, Mapping[str, str]] = {
+    "/v1/chat/completions": {
+        "input": "messages", "instructions": "a system message", "max_output_tokens": "max_completion_tokens",
+        "previous_response_id": "messages", "text": "response_format",
+    },
+    "/v1/responses": {
+        "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format", "logprobs": 'include=["message.output_text.logprobs"]',
+    },
+    "/v1/completions": {
+        "messages": "prompt", "input": "prompt", "tools": "/v1/chat/completions",
+        "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
+    },
+}  # fmt: skip
+# Numbers of `SAMPLING` that the run's values may replace: the least and the largest.
+NUMBERS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100), "top_p": (0, 1), "min_p": (0, 1), "typical_p": (0, 1),
+    "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "repetition_penalty": (0, math.inf),
+    "top_k": (-1, math.inf), "min_tokens": (0, math.inf), "best_of": (1, math.inf),
+}  # fmt: skip
 # Fields that change what is sampled, those of vLLM among them, and values that change nothing;
 # None: the value of the run.
 SAMPLING: Mapping[str, Any] = {
@@ -60,7 +85,6 @@ HARMLESS = frozenset((
     "user", "store", "metadata", "safety_identifier", "service_tier", "prediction", "priority", "request_id",
     "session_id", "cache_salt",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval", "include",
-    "parallel_tool_calls",
 ))  # fmt: skip
 # All others have no effect. Of these, those with a value besides null, false, 0 and what is empty
 # that asks for nothing; None: any asks.
@@ -113,6 +137,13 @@ def without_effect(body: Mapping[str, Any], read: frozenset[str]) -> tuple[str, 
             if key not in _IN_MESSAGES and entry[key]
         )
     return tuple(names)
+
+
+def refuse_other_routes(body: Mapping[str, Any], route: str) -> None:
+    """Raise Refusal for a field that has another name in this route, `/v1/responses` for example."""
+    for name, here in OF_OTHER_ROUTES[route].items():
+        if body.get(name):
+            raise Refusal(f"{name} is no field of {route}; use {here}", code=OTHER_ROUTE, param=name)
 
 
 class Notices:

@@ -11,13 +11,30 @@ from typing import Any
 
 from agent_system.gateway.completion import Completion, event
 from agent_system.gateway.errors import Refusal
-from agent_system.gateway.request_fields import MASKING, SAMPLING, UNSUPPORTED
+from agent_system.gateway.request_fields import (
+    MASKING,
+    OTHER_ROUTE,
+    SAMPLING,
+    UNSUPPORTED,
+    refuse_other_routes,
+)
 
 Messages = list[Any]
 MOST_ANSWERS = 1024
 MOST_ITEMS = 8192
 RESPONSE = "resp_"  # an answer has this before the id of its chat completion
-_SAME = ("model", "tool_choice", "seed", "stop", "stream", *SAMPLING, *MASKING, *UNSUPPORTED)
+_SAME = (
+    "model",
+    "tool_choice",
+    "parallel_tool_calls",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    *SAMPLING,
+    *MASKING,
+    *UNSUPPORTED,
+)
 # of fields of chat completions
 _NAMES = {
     "messages": "input",
@@ -26,6 +43,7 @@ _NAMES = {
 }
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = "item_reference"
+_LOGPROBS = "message.output_text.logprobs"  # an entry of `include`
 
 
 class ResponseStore:
@@ -70,12 +88,17 @@ def chat_body(body: Mapping[str, Any], store: ResponseStore) -> dict[str, Any]:
 
     Raises Refusal for items that are not supported.
     """
+    refuse_other_routes(body, "/v1/responses")
     if body.get("n") not in (None, 1):
         raise Refusal("n must be 1: a response is one reply", param="n")
     shape = body.get("text")
+    if not isinstance(shape, dict | None):
+        raise Refusal(f'text must be an object such as {{"format": ...}}, found {shape!r:.80}', param="text")
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
-    if isinstance(shape, dict) and shape.get("format"):
+    if shape and shape.get("format") is not None:
         chat["response_format"] = _nested(shape["format"], "json_schema")
+    if isinstance(body.get("include"), list) and _LOGPROBS in body["include"]:
+        chat["logprobs"] = True
     tools = body.get("tools") or []
     if not isinstance(tools, list):
         raise Refusal("tools must be a list", param="tools")
@@ -96,7 +119,13 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
     output: list[dict[str, Any]] = []
     # An answer has an item even if the reply is empty.
     if choice.content or not choice.calls:
-        text = {"type": "output_text", "text": choice.content, "annotations": []}
+        details = choice.token_details
+        text = {
+            "type": "output_text",
+            "text": choice.content,
+            "annotations": [],
+            **({"logprobs": details["content"]} if details else {}),
+        }
         output.append(
             {
                 "type": "message",
@@ -128,7 +157,7 @@ def response_body(completion: Completion, body: Mapping[str, Any]) -> dict[str, 
         "metadata": body.get("metadata") or {},
         "model": completion.model,
         "output": output,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "previous_response_id": body.get("previous_response_id"),
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
@@ -162,8 +191,9 @@ def response_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
             here = {**position, "content_index": content_index}
             text = content["text"]
             yield typed_event("response.content_part.added", **here, part={**content, "text": ""})
-            yield typed_event("response.output_text.delta", **here, delta=text, logprobs=[])
-            yield typed_event("response.output_text.done", **here, text=text, logprobs=[])
+            logprobs = content.get("logprobs", [])
+            yield typed_event("response.output_text.delta", **here, delta=text, logprobs=logprobs)
+            yield typed_event("response.output_text.done", **here, text=text, logprobs=logprobs)
             yield typed_event("response.content_part.done", **here, part=content)
         if item["type"] == "function_call":
             name = item["name"]
@@ -180,7 +210,13 @@ def with_responses_names(error: Refusal) -> Refusal:
     """Return the refusal of a request to chat completions with the names of the fields in
     `/v1/responses`.
     """
-    field = _NAMES.get(error.param or "")
+    if error.code == OTHER_ROUTE:
+        return error
+    param = str(error.param)
+    # items and messages are not counted alike
+    if param.startswith("messages["):
+        return Refusal(f"input, with the messages that it makes: {error}", error.status, error.code, "input")
+    field = _NAMES.get(param)
     if field is None:
         return error
     return Refusal(str(error).replace(str(error.param), field, 1), error.status, error.code, field)

@@ -80,6 +80,9 @@ class Template:
         try:
             return self.chat.render(messages, tools, prompt)
         except Exception as error:  # whatever a template raises for an order of roles that it does not know
+            # OpenAI's tools need no description and no parameters, which many templates read
+            if (whole_tools := [_whole(tool) for tool in tools]) != list(tools):
+                return self.render(messages, whole_tools, prompt)
             raise Refusal(
                 f"the chat template of {self.binding.agent_id!r} cannot show these messages: {error}",
                 param="messages",
@@ -165,6 +168,13 @@ class Template:
             else message
             for message in added
         ]
+
+
+def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool with a description and parameters, which are empty if it has none."""
+    function = tool["function"]
+    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    return {**tool, "function": {"description": "", **function, "parameters": parameters}}
 
 
 def _reads_name(source: str) -> bool:

@@ -30,9 +30,9 @@ def _run(source, helpers, test, mark):
         del main[name]
     compiled = compile(source, "program.py", "exec")
     if test.get("usual_names"):
-        tools["give_usual_names"](compiled, main)
+        tools["give_usual_names"](compiled)
     if "function" in test:
-        tools["allow_deep_calls"]()
+        tools["become_module"](main)
     exec(compiled, main)
     if "function" not in test:
         return

@@ -225,8 +225,28 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def _as_text(result: Any) -> str:
-    text = result if isinstance(result, str) else json.dumps(result, default=_in_json, ensure_ascii=False)
+    if isinstance(result, str):
+        text = result
+    else:
+        try:
+            text = json.dumps(result, default=_in_json, ensure_ascii=False)
+        except TypeError:  # of a key: `default` is not asked about keys
+            text = json.dumps(_with_text_keys(result), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return the nearest value of JSON; a key that JSON cannot have is its text as a value."""
+    if isinstance(value, dict):
+        return {
+            key
+            if isinstance(key, (str, int, float, bool, type(None)))
+            else _as_text(_in_json(key)): _with_text_keys(content)
+            for key, content in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_with_text_keys(item) for item in value]
+    return value if isinstance(value, (str, int, float, type(None))) else _with_text_keys(_in_json(value))
 
 
 def _in_json(value: Any) -> Any:

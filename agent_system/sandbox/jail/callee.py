@@ -30,11 +30,11 @@ SLOW_MODULES = {
 }
 # For functions, judges raise the limit of 1000 calls, too.
 CALLS_DEEP = 50_000
-# Of a program's names those that it has not defined, such as `add` of operator: none of them is its
-# tested function.
-GIVEN = "_usual_names"
 # LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
+# Judges of functions import a program as a module, so what it does as a script does not run: that
+# may read input, take arguments or exit.
+MODULE = "program"
 
 
 @functools.cache
@@ -51,21 +51,26 @@ def usual_names() -> dict[str, str]:
     return modules_by_name | dict.fromkeys((*USUAL_MODULES, *SLOW_MODULES), "")
 
 
-def give_usual_names(compiled: CodeType, main: dict[str, Any]) -> None:
-    """Define those of the usual modules and their names that a program mentions."""
+def give_usual_names(compiled: CodeType) -> None:
+    """Define those of the usual modules and their names that a program mentions, as builtins: none
+    of them is its tested function, unless the program imports it.
+    """
     modules_by_name = usual_names()
     parts = [compiled]
     for part in parts:
         parts += [inner for inner in part.co_consts if isinstance(inner, CodeType)]
         for name in part.co_names:  # names of attributes as well, which do no harm
-            if name in modules_by_name and name not in main and not hasattr(builtins, name):
+            if name in modules_by_name and not hasattr(builtins, name):
                 module = importlib.import_module(modules_by_name[name] or name)
-                main[name] = getattr(module, name) if modules_by_name[name] else module
-                main.setdefault(GIVEN, {})[name] = main[name]
+                setattr(builtins, name, getattr(module, name) if modules_by_name[name] else module)
 
 
-def allow_deep_calls() -> None:
-    """Raise the limit of nested calls."""
+def become_module(main: dict[str, Any]) -> None:
+    """Name `__main__`, whose names are `main`, as a program is named that another one imports, and
+    raise the limit of nested calls.
+    """
+    main["__name__"] = MODULE
+    sys.modules[MODULE] = sys.modules["__main__"]
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
 
 
@@ -73,13 +78,17 @@ def find_function(main: dict[str, Any], path: str) -> Any:
     """Return a program's function `name`, or the method `Class.name` of a new instance; if it has
     not the one, the other.
 
+    A function that the program has only imported, as `from operator import *` does, comes last.
+
     Raises:
         NameError: the program defines neither.
     """
     owner, _, name = path.rpartition(".")
     owners = [owner] if owner else ["", STARTER_CLASS]
+    if not owner and getattr(main.get(name), "__module__", MODULE) != MODULE:
+        owners.reverse()
     for candidate in (*owners, ""):
-        if not candidate and name in main and main.get(GIVEN, {}).get(name) is not main[name]:
+        if not candidate and name in main:
             return main[name]
         if candidate in main and hasattr(main[candidate], name):
             receiver = main[candidate]
@@ -93,4 +102,7 @@ def plain(value: Any) -> Any:
         return list(value)
     if hasattr(value, "tolist"):
         return value.tolist()
+    if hasattr(value, "as_integer_ratio"):  # of a fraction or a decimal
+        numerator, denominator = value.as_integer_ratio()
+        return numerator if denominator == 1 else numerator / denominator
     raise TypeError(f"a {type(value).__name__} has no JSON form")

@@ -23,6 +23,9 @@ OFTEN_USED = (
     "operator", "re",
     "string", "time", "traceback", "typing", "zlib",
 )  # fmt: skip
+# CPUs that a program is told of: a default pool, of a process for each or some threads more, fits
+# the limit of processes on every machine.
+CPUS = 2
 # Their libraries are large, and `hashlib` works without them.
 LEFT_OUT = ("_hashlib", "_ssl")
 
@@ -42,6 +45,8 @@ def preload(packages: Sequence[str]) -> None:
     for name, module in hidden.items():
         if module is None:
             del sys.modules[name]
+    cpus = min(os.cpu_count() or 1, CPUS)
+    os.cpu_count = lambda: cpus
     from _sitebuiltins import Quitter, _Helper, _Printer
 
     # Builtins that `site` would add.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from .callee import allow_deep_calls, find_function, give_usual_names, plain
+from .callee import become_module, find_function, give_usual_names, plain
 
 NAME = "program.py"
 STATUS_FD = 3
@@ -98,6 +98,7 @@ def _run(source: str, bytecode: bytes, test: dict[str, Any], setup: int) -> NoRe
             report = {"end": "compile", "type": type(error).__name__}
             _print_traceback(error, source)
         else:
+            _show_source(source, module)
             # Before any code of the program runs, which could forge a message.
             os.close(setup)
             if test.get("mode") != "compile":
@@ -140,7 +141,7 @@ def compiled_code(message: bytes) -> bytes:
 
 def _new_main() -> ModuleType:
     module = ModuleType("__main__")
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     names = module.__dict__
     names["__annotations__"] = {}
     names["__file__"] = f"{os.getcwd()}/{NAME}"
@@ -150,11 +151,18 @@ def _new_main() -> ModuleType:
     return module
 
 
+def _show_source(source: str, module: ModuleType) -> None:
+    """Let `inspect` and `traceback` find the program's lines, of which there is no file."""
+    if (linecache := sys.modules.get("linecache")) is not None:
+        for name in (NAME, module.__dict__["__file__"]):
+            linecache.cache[name] = (lambda: source,)
+
+
 def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], report: dict[str, Any]) -> None:
     if test.get("usual_names"):
-        give_usual_names(compiled, module.__dict__)
+        give_usual_names(compiled)
     if test.get("mode") == "call":
-        allow_deep_calls()
+        become_module(module.__dict__)
     exec(compiled, module.__dict__)
     if test.get("mode") == "call":
         function = find_function(module.__dict__, test["function"])
@@ -163,7 +171,9 @@ def _execute(compiled: CodeType, module: ModuleType, test: dict[str, Any], repor
 
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
+        code = error.code or 0
+        # Python exits with -1 for what is no number of C.
+        return (code if -sys.maxsize - 1 <= code <= sys.maxsize else -1) & 0xFF
     print(error.code, file=sys.stderr)
     return 1
 

@@ -82,3 +82,18 @@ async def test_a_program_prints_what_it_prints_in_plain_python(
             )
     assert not different, f"{len(different)} of {len(PROGRAMS)}: {different}"
     arena.nothing_is_left()
+
+
+async def test_a_pool_of_a_thread_or_a_process_for_each_cpu_fits_the_limits(arena: Arena) -> None:
+    program = """\
+import concurrent.futures as futures, multiprocessing, os, time
+def slow(x):
+    time.sleep(0.01)
+    return x
+for pool in (futures.ThreadPoolExecutor(), futures.ProcessPoolExecutor(), multiprocessing.Pool()):
+    with pool:
+        print(sum(pool.map(slow, range(40))), end=" ")
+print(os.cpu_count() <= 2 and multiprocessing.cpu_count() <= 2)
+"""
+    result = await arena.sandbox.run(program, limits=LIMITS)
+    assert result.stdout == "780 780 780 True\n", result

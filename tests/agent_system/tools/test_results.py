@@ -65,6 +65,13 @@ class Pair(NamedTuple):
         (b"abc", '"abc"'),
         ({"d": datetime.date(2020, 1, 2)}, '{"d": "2020-01-02"}'),
         (decimal.Decimal("1.50"), '"1.50"'),
+        (Counter([(1, "a"), (1, "a")]), '{"[1, \\"a\\"]": 2}'),
+        (
+            {datetime.date(2020, 1, 2): Point(), Color.RED: [None]},
+            '{"2020-01-02": {"x": 1, "marks": ["a", "b"]}, "red": [null]}',
+        ),
+        ([{np.int64(3): {frozenset({1}): True}}], '[{"3": {"[1]": true}}]'),
+        (MappingProxyType({b"k": map(str, (1,))}), '{"k": ["1"]}'),
     ],
 )
 def test_a_result_that_is_no_text_is_json(result: Any, text: str) -> None:

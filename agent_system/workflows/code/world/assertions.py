@@ -59,6 +59,8 @@ def encode(value, consume=True):
         return {"$iterator": inside(value)}
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return encode(value.item(), consume)
+    if hasattr(value, "as_integer_ratio") and value == float(value):
+        return float(value)
     return {"$other": type(value).__name__}
 
 def decode(value):

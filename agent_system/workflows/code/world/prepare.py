@@ -107,6 +107,7 @@ async def prepare(
                         reference=problem.reference,
                         checker=problem.checker,
                         python_values=problem.python_values,
+                        **({"helpers": problem.helpers} if problem.helpers else {}),
                         data_source=SETS[name][0],
                         split=path.stem,
                         index=index,
@@ -161,7 +162,12 @@ async def _recorded(raw: RawTask, preparation: Preparation) -> tuple[Problem | N
         return None, Counter([FAILING]), recording
     cases, missing, checker = recording
     problem = Problem(
-        tuple(cases[: preparation.max_tests]), raw.function, reference, checker, python_values=True
+        tuple(cases[: preparation.max_tests]),
+        raw.function,
+        reference,
+        checker,
+        raw.helpers,
+        python_values=True,
     )
     checked = await check_program(reference, problem.cases, problem, preparation.tolerance)
     same = tuple(case for case, one in zip(problem.cases, checked, strict=True) if one.passed)

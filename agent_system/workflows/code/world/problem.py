@@ -43,6 +43,8 @@ class Problem:
         checker: source of a special judge, empty for none: it defines
             `judge(given, expected, found) -> bool`, which is run in the sandbox for answers that do
             not equal the expected ones.
+        helpers: source of functions that the task gives beside the one that is asked for; a program
+            may leave them out.
         python_values: the golden tests come from assertions (`assertions`): arguments and answers
             keep Python's types and equality, and the checker also defines `judge_answers()`, which
             reads `[arguments, answer]` pairs on stdin and substitutes all of them.
@@ -52,6 +54,7 @@ class Problem:
     function: str = ""
     reference: str = ""
     checker: str = ""
+    helpers: str = ""
     python_values: bool = False
 
 
@@ -70,8 +73,8 @@ def read_problem(task: Task) -> Problem:
             '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}, with "fn_name" for tests by function calls'
         ) from error
     extra = task.extra
-    reference, checker = (str(extra.get(name) or "") for name in ("reference", "checker"))
-    return Problem(cases, function, reference, checker, python_values=bool(extra.get("python_values")))
+    reference, checker, helpers = (str(extra.get(name) or "") for name in ("reference", "checker", "helpers"))
+    return Problem(cases, function, reference, checker, helpers, bool(extra.get("python_values")))
 
 
 def read_ground_truth(truth: Any) -> tuple[str, tuple[Case, ...]]:

@@ -81,7 +81,7 @@ async def check_program(
         tests: list[Test] = [
             FunctionCall(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases
         ]
-        results = await shared_sandbox().run_tests(program + ANSWER, tests)
+        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests)
     else:
         results = await shared_sandbox().run_tests(program, [case.test(problem.function) for case in cases])
     written = sum(len(result.stdout) + len(result.value or "") for result in results)

@@ -16,6 +16,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -42,6 +43,7 @@ class RawTask:
             with tests; the first one that a reference passes is used.
         check: source of `check(candidate)`, where the tests are assertions instead.
         function: name of the function that is passed to `check`.
+        helpers: see `Problem`.
     """
 
     question: str
@@ -49,6 +51,7 @@ class RawTask:
     readings: tuple[tuple[str, tuple[Case, ...]], ...] = ()
     check: str = ""
     function: str = ""
+    helpers: str = ""
 
 
 def apps(row: Row) -> RawTask:
@@ -117,12 +120,31 @@ def live_code_bench(row: Row) -> RawTask:
 def human_eval(row: Row) -> RawTask:
     """Parse a row with `prompt`, `entry_point`, `canonical_solution`, `test`."""
     prompt = _text(row, "prompt")
+    function = _text(row, "entry_point")
     question = f"Complete this function; answer with all of it.\n\n```python\n{prompt.strip()}\n```"
     return RawTask(
         question,
         (prompt + _text(row, "canonical_solution"),),
         check=_text(row, "test"),
-        function=_text(row, "entry_point"),
+        function=function,
+        helpers=_helpers(prompt, function),
+    )
+
+
+def _helpers(prompt: str, function: str) -> str:
+    """Return source that defines the other functions of a prompt where a program has none of their
+    names.
+    """
+    try:
+        # the function that is asked for may have no body
+        body = ast.parse(f"{prompt}\n    pass\n").body
+        defined = [node for node in body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    return "".join(
+        f"\nif {node.name!r} not in globals():\n{indent(ast.unparse(node), '    ')}\n"
+        for node in defined
+        if node.name != function
     )
 
 

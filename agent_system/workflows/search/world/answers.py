@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,9 +25,10 @@ class AnswerError(AgentSystemError):
 
 def normalize(text: str) -> str:
     """Return `text` in lower case without punctuation, articles and double spaces (Rajpurkar et al.
-    2016).
+    2016). Letters with accents are equal in both ways in which Unicode has them.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    composed = unicodedata.normalize("NFC", text)
+    return " ".join(_ARTICLES.sub(" ", composed.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
@@ -51,8 +54,9 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     """Return the accepted answers of a row; may be empty.
 
     Args:
-        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA), or any of
-            these as Search-R1's `{"target": ...}`, which may be JSON text as well.
+        ground_truth: a text or number, a list of them, such a list as JSON text (PopQA) or as
+            Python prints it, or any of these as Search-R1's `{"target": ...}`, which may be JSON
+            text as well.
 
     Raises:
         AnswerError: an answer is neither text nor number.
@@ -113,12 +117,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def _stored(text: str) -> Any:
-    """Return the list, or the object with `target`, that `text` is in JSON, else the text."""
-    try:
-        value = json.loads(text) if text.lstrip()[:1] in ("[", "{") else text
-    except (ValueError, RecursionError):
+    """Return the list, or the object with `target`, that `text` is in JSON or in Python, else the
+    text.
+    """
+    if text.lstrip()[:1] not in ("[", "{"):
         return text
-    return value if not isinstance(value, Mapping) or "target" in value else text
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list) or (isinstance(value, Mapping) and "target" in value):
+            return value
+    return text
 
 
 def _f1(answer: str, truth: str) -> float:

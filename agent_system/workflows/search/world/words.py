@@ -19,7 +19,16 @@ _STOP_WORDS = (
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words of these scripts are not separated, or, in Korean, carry their particles.
 _UNSEPARATED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-_ACCENTS = regex.compile(r"[\u0300-\u036f]+")
+# Of Latin, Greek and Cyrillic letters, the points of Hebrew and the vowels of Arabic with its
+# lengthened lines; then what only says where a line may break.
+_ACCENTS = regex.compile(
+    r"[\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670"
+    r"\u00ad\u2060\ufeff]+"
+)
+# Letters with a stroke, and joined ones, which have no form without.
+_PLAIN_LETTERS = str.maketrans({
+    "ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th",
+})  # fmt: skip
 _INITIALS = regex.compile(r"(?<![\p{L}\p{N}])(?:\p{L}\.){2,}")
 _RUN = rf"(?P<run>(?:[{_UNSEPARATED}]\p{{M}}*)+)"
 _NUMBER = r"\p{N}+(?:[.,]\p{N}+)+"
@@ -58,7 +67,8 @@ class WordSplitter:
 
 def _folded(text: str) -> str:
     decomposed = unicodedata.normalize("NFKD", text).casefold()
-    plain = unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed)).replace("’", "'")
+    letters = _ACCENTS.sub("", decomposed).translate(_PLAIN_LETTERS)
+    plain = unicodedata.normalize("NFC", letters).replace("’", "'")
     return _INITIALS.sub(lambda match: match.group().replace(".", ""), plain)
 
 

@@ -343,6 +343,33 @@ async def test_names_of_a_program_are_its_own() -> None:
     )
 
 
+HELPED: dict[str, Any] = {
+    "prompt": 'import math\n\ndef half(x: int):\n    """Half of x.\n    """\n    return math.floor(x / 2)\n\n\n'
+    'def quarter(x: int):\n    """A quarter of x, which uses half.\n    """\n',
+    "entry_point": "quarter",
+    "canonical_solution": "    return half(half(x))\n",
+    "test": "def check(candidate):\n    assert candidate(8) == 2, 'of 8'\n    assert half(candidate(9)) == 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        ("def quarter(x): return half(half(x))", True),
+        ("from __future__ import annotations\ndef quarter(x: Any): return half(half(x))", True),
+        ("def half(x): return x / 2\ndef quarter(x): return int(half(half(x)))", True),
+        ("half = lambda x: x\ndef quarter(x): return half(half(x))", False),
+        ("def quarter(x): return half(x)", False),
+        ("half", False),
+        ("def half(x): return x // 4", False),
+    ],
+)
+async def test_functions_that_a_prompt_gives_may_be_left_out(program: str, right: bool) -> None:
+    (problem,), counts = await problems("human_eval", HELPED)
+    assert counts == {KEPT: 1} and await solves(problem.reference, problem)
+    assert await solves(program, problem) is right
+
+
 async def test_a_set_is_a_list_in_any_order_to_the_tester() -> None:
     ((made,), _) = await prepare("human_eval", [HUMAN_EVAL[4]], Path("test.jsonl"), Preparation())
     env = CodeEnv()

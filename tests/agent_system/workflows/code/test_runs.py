@@ -84,6 +84,65 @@ async def test_a_function_or_a_method_is_the_program_s_own_form(function: str, p
     assert await passed(program, Problem((Case([[1, 2, 3], 4], 10),), function)) == [True]
 
 
+# What programs do as scripts, which judges of functions do not run.
+SCRIPTS = (
+    "print(add(*map(int, input().split())))",
+    "import unittest\n    unittest.main()",
+    "import sys\n    sys.exit(0)",
+    "assert add(1, 2) == 4",
+    "while True: pass",
+)
+
+
+@pytest.mark.parametrize("function", ["add", "Solution.add"])
+async def test_what_a_program_does_as_a_script_is_not_part_of_its_function(function: str) -> None:
+    cases = (Case([1, 2], 3),)
+    typed = Problem(cases, "add", python_values=True)
+    for head in ("def add(a, b): return a + b", "class Solution:\n    def add(self, a, b): return a + b"):
+        scripts = "".join(f"if __name__ == '__main__':\n    {script}\n" for script in SCRIPTS)
+        program = f"import pickle, __main__\n{head}\nclass A: pass\npickle.dumps(A())\n{scripts}"
+        assert await passed(program, Problem(cases, function)) == [True]
+        assert await passed(program, typed) == [True]
+    shown = await passed("if __name__ == '__main__': print(input())", Problem((Case("5", "5"),)))
+    assert shown == [True]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "value"),
+    [("operator", "add", [1, 2], 3), ("statistics", "median", [[3, 1, 2]], 2), ("math", "gcd", [4, 6], 2)],
+)
+async def test_a_usual_name_is_the_function_only_if_the_program_imports_it(
+    module: str, name: str, arguments: list[object], value: int
+) -> None:
+    cases = (Case(arguments, value),)
+    for problem in (Problem(cases, name), Problem(cases, name, python_values=True)):
+        for mention in (f"{name}", f"class Other:\n    def {name}(self, *a): return {value}"):
+            assert await passed(mention, problem) == [False], mention
+        for names in (name, "*"):
+            assert await passed(f"from {module} import {names}", problem) == [True]
+    method = f"from {module} import *\nclass Solution:\n    def {name}(self, *a): return {value + 1}"
+    assert await passed(method, Problem((Case(arguments, value + 1),), name)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "typed"),
+    [
+        ("Fraction(6, 2)", 3, 3),
+        ("Fraction(1, 2)", 0.5, 0.5),
+        ("Decimal('0.5')", 0.5, 0.5),
+        ("Decimal(7)", 7, 7.0),
+        ("Decimal('0.1')", 0.1, None),
+        ("Decimal('nan')", None, None),
+    ],
+)
+async def test_exact_numbers_are_those_that_they_equal(value: str, expected: object, typed: object) -> None:
+    head = "from decimal import Decimal\nfrom fractions import Fraction\n"
+    program = f"{head}def f(): return {value}"
+    plain = await passed(program, Problem((Case([], expected),), "f"))
+    exact = await passed(program, Problem((Case([], typed),), "f", python_values=True))
+    assert (plain, exact) == ([expected is not None], [typed is not None])
+
+
 @pytest.mark.parametrize(
     "program",
     ["class Other:\n    def total(self, k): return k", "class Solution:\n    def other(self, k): return k"],

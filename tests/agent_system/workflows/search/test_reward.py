@@ -16,6 +16,8 @@ def test_case_articles_punctuation_and_spaces_do_not_count():
     assert normalize("  The  U.S. of a-Team! ") == "us of ateam"
     assert exact_match("the Beatles.", ["Beatles"]) == 1
     assert exact_match("Beatles band", ["Beatles"]) == 0
+    assert exact_match("Beyonce\u0301", ["Beyonc\u00e9"]) == exact_match("\u00e9", ["e\u0301"]) == 1
+    assert exact_match("Beyonce", ["Beyonc\u00e9"]) == 0
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "the", "..."])
@@ -43,6 +45,12 @@ def test_yes_and_no_are_right_or_wrong_as_a_whole():
     ("truth", "expected"),
     [
         ("Dena", ["Dena"]),
+        ("['a', \"b's\"]", ["a", "b's"]),
+        ("{'target': ['a', 'b']}", ["a", "b"]),
+        (["['a']"], ["['a']"]),
+        ("[a]", ["[a]"]),
+        ("['a', open('x')]", ["['a', open('x')]"]),
+        ("{'a'}", ["{'a'}"]),
         (["Dena", " ", "Dena Town"], ["Dena", "Dena Town"]),
         ({"target": ["a", 7]}, ["a", "7"]),
         ({"target": "a"}, ["a"]),

@@ -44,6 +44,16 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "The tower has 1,665 steps.": ("1665", "1,665", "tower of 1665 steps"),
     "It cost 12345.50 dollars.": ("12,345.50",),
     "The X-ray was found in 1895.": ("x ray", "X-rays"),
+    "Łódź is a city of mills.": ("Lodz", "łódź", "LODZ"),
+    "Søren lived by the Øresund.": ("Soren", "oresund", "SØREN"),
+    "Þingvellir is a park in Iceland.": ("Thingvellir",),
+    "The Œuvre of an Ærø painter.": ("oeuvre", "aero painter"),
+    "Diyarbakır lies on a river.": ("Diyarbakir", "DİYARBAKIR"),
+    "العَرَبِيَّةُ لُغَةٌ.": ("العربية", "العـــربية"),
+    "أحمد كاتب": ("احمد",),
+    "שָׁלוֹם עֲלֵיכֶם": ("שלום עליכם", "שלום"),
+    "A com\u00adput\u00ading cen\u00adtre.": ("computing centre",),
+    "An un\u2060break\ufeffable word.": ("unbreakable",),
 }
 
 
