@@ -17,8 +17,14 @@ report.ticks = function (low, high, count = 5, inTime = false) {
   return { low: ticks[0], high: ticks.at(-1), ticks };
 };
 
-/** Labels of ticks: plain numbers with as many digits as their distance needs, else by `format`. */
+/** Labels of ticks: numbers with as many digits as their distance needs, times in one unit, else by `format`. */
 report.tickLabels = function (ticks, format) {
+  if (format === report.duration) {
+    const step = ticks[1] - ticks[0];
+    const [size, unit] =
+      step >= 3600 ? [3600, "h"] : step >= 60 ? [60, "min"] : ticks.at(-1) >= 1 ? [1, "s"] : [0.001, "ms"];
+    return ticks.map((tick) => `${Number((tick / size).toPrecision(6))} ${unit}`);
+  }
   if (format !== report.number) return ticks.map(format);
   const digits = Math.max(0, -Math.floor(Math.log10(ticks[1] - ticks[0]) + 1e-9));
   const small = digits > 6;
@@ -364,10 +370,11 @@ report.lanes = function ({
   const draw = (width) => {
     const left = Math.min(0.34 * width, 14 + 7 * Math.max(4, ...lanes.map((lane) => lane.name.length)));
     const atX = (time) => left + ((time - from) / (to - from || 1)) * (width - left - 20);
-    const parts = report
-      .ticks(0, to - from, Math.max(2, Math.floor(width / 130)), format === report.duration)
-      .ticks.filter((tick) => tick <= to - from && (format === report.duration || Number.isInteger(tick)))
-      .map((tick) => [
+    const { ticks } = report.ticks(0, to - from, Math.max(2, Math.floor(width / 130)), format === report.duration);
+    const labels = report.tickLabels(ticks, format);
+    const parts = ticks
+      .filter((tick) => tick <= to - from && (format === report.duration || Number.isInteger(tick)))
+      .map((tick, i) => [
         report.svg("line", {
           class: "grid",
           x1: atX(from + tick),
@@ -378,7 +385,7 @@ report.lanes = function ({
         report.svg(
           "text",
           { class: "axis mid", x: atX(from + tick), y: height - 5 },
-          tick ? format(tick) : "0",
+          tick ? labels[i] : "0",
         ),
       ]);
     marks.forEach((mark) =>
