@@ -31,6 +31,7 @@ _BEFORE = "log_prob_before"
 _AFTER = "log_prob_after"
 # Digits of the largest log-prob of a reply.
 _DIGITS = 3
+_MOST_DECIMALS = 15
 
 
 def compact_index(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,30 +90,31 @@ def _credit_table(
     rows: list[int | None] = []
     if all(key is not None for key in keys):
         rows = [rows_of.get(tuple(map(_hashable, key))) for key in zip(*keys, strict=True)]  # type: ignore[arg-type]
-    logged = _token_table(table)
-    rest = {name: column for name, column in table.items() if not logged or name not in (_BEFORE, _AFTER)}
+    tokens = _token_table(table)
+    rest = {name: column for name, column in table.items() if not tokens or name not in (_BEFORE, _AFTER)}
+    # such as of calls that trainer.log_trajectories leaves out
     if not rows or None in rows:
-        return {"columns": compact_table(rest), "logged": logged}
+        return {"columns": compact_table(rest), "tokens": tokens}
     episode_of = list(
         chain.from_iterable([at] * count for at, count in enumerate(values(run["episodes"], "calls")))
     )
     agent_of = values(run["calls"], "agent")
-    repeated: dict[str, Any] = {}
+    references: dict[str, Any] = {}
     for name, (kind, source) in _REPEATED.items():
         if name not in rest:
             continue
         if kind == "call":
             column = values(run["calls"], source)
-            known = [column[row] for row in rows]
+            of_calls = [column[row] for row in rows]
         elif kind == "episode":
             column = values(run["episodes"], source)
-            known = [column[episode_of[row]] for row in rows]
+            of_calls = [column[episode_of[row]] for row in rows]
         else:
-            known = [run["agents"][agent_of[row]][source] for row in rows]
-        if known == rest[name]:
-            repeated[name] = {kind: source}
-    others = {name: column for name, column in rest.items() if name not in repeated}
-    return {"columns": repeated | compact_table(others), "rows": short_form(rows), "logged": logged}
+            of_calls = [run["agents"][agent_of[row]][source] for row in rows]
+        if of_calls == rest[name]:
+            references[name] = {kind: source}
+    others = {name: column for name, column in rest.items() if name not in references}
+    return {"columns": references | compact_table(others), "rows": short_form(rows), "tokens": tokens}
 
 
 def _token_table(table: Mapping[str, list[Any]]) -> dict[str, Any] | None:
@@ -127,8 +129,7 @@ def _token_table(table: Mapping[str, list[Any]]) -> dict[str, Any] | None:
     if not all(_are_tokens(before[at], after[at]) for at in rows):
         return None
     changes = [
-        [None if a is None or b is None else a - b for a, b in zip(after[at], before[at], strict=True)]
-        for at in rows
+        [None if b is None else a - b for b, a in zip(before[at], after[at], strict=True)] for at in rows
     ]
     return {
         "rows": short_form(rows),
@@ -139,10 +140,13 @@ def _token_table(table: Mapping[str, list[Any]]) -> dict[str, Any] | None:
 
 
 def _are_tokens(before: Any, after: Any) -> bool:
-    """Return whether both are numbers of the same tokens."""
+    """Return whether both are numbers of the same tokens, null where these are masked."""
     if not isinstance(before, list) or not isinstance(after, list) or len(before) != len(after):
         return False
-    return all(value is None or type(value) in (int, float) for value in (*before, *after))
+    return all(
+        b is a is None or (type(b) in (int, float) and type(a) in (int, float))
+        for b, a in zip(before, after, strict=True)
+    )
 
 
 def _rounded_rows(rows: Sequence[Sequence[float | None]]) -> dict[str, Any]:
@@ -153,7 +157,7 @@ def _rounded_rows(rows: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     whole: list[int | None] = []
     for row in rows:
         largest = max((abs(value) for value in row if value), default=1.0)
-        decimals.append(_DIGITS - 1 - math.floor(math.log10(largest)))
+        decimals.append(min(_DIGITS - 1 - math.floor(math.log10(largest)), _MOST_DECIMALS))
         scale = 10.0 ** decimals[-1]
         exact = 0.0
         total = 0

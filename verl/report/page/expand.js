@@ -50,13 +50,13 @@ report.expandTable = function (table) {
 };
 
 /** Log-probs before and after the update of the rows that have them, as two columns. */
-report.expandTokens = function (logged, length) {
-  const sizes = report.expandColumn(logged.sizes);
-  const numbers = ["before", "change"].map((name) => report.integersOf(logged[name].ints));
-  const decimals = ["before", "change"].map((name) => report.expandColumn(logged[name].decimals));
+report.expandTokens = function (tokens, length) {
+  const sizes = report.expandColumn(tokens.sizes);
+  const numbers = ["before", "change"].map((name) => report.integersOf(tokens[name].ints));
+  const decimals = ["before", "change"].map((name) => report.expandColumn(tokens[name].decimals));
   const columns = { log_prob_before: Array(length).fill(null), log_prob_after: Array(length).fill(null) };
   let start = 0;
-  report.expandColumn(logged.rows).forEach((row, i) => {
+  report.expandColumn(tokens.rows).forEach((row, i) => {
     const [before, change] = numbers.map((all, k) =>
       all.slice(start, start + sizes[i]).map((n) => (n === null ? null : n / 10 ** decimals[k][i])),
     );
@@ -78,7 +78,7 @@ report.expandCredit = function (run, part) {
     if (column.episode) table[name] = rows.map((row) => report.value(run.episodes, column.episode, episodes[row]));
     if (column.agent) table[name] = rows.map((row) => run.agents[report.value(run.calls, "agent", row)][column.agent]);
   }
-  if (part.logged) Object.assign(table, report.expandTokens(part.logged, length));
+  if (part.tokens) Object.assign(table, report.expandTokens(part.tokens, length));
   let start = 0;
   return part.steps.map((step, i) => {
     const [from, end] = [start, (start += part.sizes[i])];
