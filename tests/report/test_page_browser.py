@@ -427,3 +427,12 @@ def test_tasks_that_changed_sides_are_counted_among_all(browser: Browser, tmp_pa
     browser.look(*SIZES["phone"])
     width = browser.evaluate("document.querySelector('th code').getBoundingClientRect().right")
     assert width < SIZES["phone"][0] / 2, "values stand beside the names of keys"
+
+
+def test_a_legend_shows_what_the_chart_shows(browser: Browser, report: Path) -> None:
+    """Validations are dots with intervals, training is a line."""
+    browser.open(report, "/overview")
+    signs = "[...document.querySelector('.legend').children].map((e) => e.querySelectorAll('circle').length)"
+    assert browser.evaluate(signs) == [0, 1]
+    browser.open(report, "/compare")
+    assert browser.evaluate(signs) == [1, 1]

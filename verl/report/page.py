@@ -19,8 +19,9 @@ from verl.report.pack import Chunk, chunk_of, packed
 from verl.report.plain import printable
 
 MEGABYTE = 1_000_000
-# Bytes of the lines of a chunk's episodes, so that it is opened at once.
-_CHUNK_BYTES = 400_000
+# Bytes of the lines of a chunk's episodes: equal texts of more of them are stored once, and it is still opened at
+# once.
+_CHUNK_BYTES = 1_200_000
 # Groups that are too large for the space that is left, after which no other is tried.
 _MOST_MISSES = 20
 # Bytes that the numbers of chunk and row need in the index, an episode.
@@ -135,7 +136,7 @@ def _chunks(report: Report, space: int) -> Iterator[tuple[list[EpisodeGroup], st
 
 
 def _batches(report: Report, groups: Sequence[EpisodeGroup]) -> Iterator[list[EpisodeGroup]]:
-    """Yield lists of groups of one run whose lines have about 400,000 bytes together."""
+    """Yield lists of groups of one run whose lines have about 1.2 MB together."""
     members: list[EpisodeGroup] = []
     size = 0
     for group in groups:

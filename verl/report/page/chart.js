@@ -62,7 +62,8 @@ report.figure = function ({ title, note, readout, legend, draw, height, after })
   return figure;
 };
 
-report.legend = (names) =>
+/** Names beside the signs of their series: a line, or a dot with an interval where `isDot(i)`. */
+report.legend = (names, isDot = () => false) =>
   names.length < 2
     ? null
     : report.el(
@@ -75,7 +76,12 @@ report.legend = (names) =>
             report.svg(
               "svg",
               { width: 22, height: 8, "aria-hidden": "true" },
-              report.svg("line", { class: `line s${i % 8}`, x1: 0, x2: 22, y1: 4, y2: 4 }),
+              isDot(i)
+                ? [
+                    report.svg("line", { class: `whisker s${i % 8}`, x1: 3, x2: 19, y1: 4, y2: 4 }),
+                    report.svg("circle", { class: `dot s${i % 8}`, cx: 11, cy: 4, r: 3.5 }),
+                  ]
+                : report.svg("line", { class: `line s${i % 8}`, x1: 0, x2: 22, y1: 4, y2: 4 }),
             ),
             name,
           ),
@@ -140,7 +146,10 @@ report.lineChart = function ({
   return report.figure({
     title,
     note,
-    legend: report.legend(shown.map((s) => s.name)),
+    legend: report.legend(
+      shown.map((s) => s.name),
+      (i) => !shown[i].values?.length,
+    ),
     draw,
     height,
     readout: live,
@@ -348,7 +357,7 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
       parts,
     );
   };
-  return report.figure({ title, note, legend: report.legend(names), draw, height });
+  return report.figure({ title, note, legend: report.legend(names, () => true), draw, height });
 };
 
 /**
