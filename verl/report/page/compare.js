@@ -123,7 +123,7 @@ report.compareTasks = function (runs, compare, other) {
       "p",
       {},
       `Of ${report.many(compare?.common ?? 0, "task")} of the last validation, ${changed.length} changed `,
-      `sides: ${up} better, ${changed.length - up} worse in ${runs[other].name}. A task is on one side if `,
+      `sides: ${up} better, ${changed.length - up} worse in ${runs[other].name}. A task counts as solved if `,
       "at least half of its episodes succeed.",
     ),
     changed.length
