@@ -1,18 +1,20 @@
 """Time, size and memory of a report, and of its page in a headless Chromium.
 
-    python benchmarks/report.py [--run RUN] [--steps 60] [--rounds 3] ...
+    python benchmarks/report.py [--math RUN] [--run RUN] [--steps 60] [--rounds 3] ...
 
-The run is that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
-episodes of 4 calls with 2,000 characters of prompt and reply. The report is built by the command, in
+Two runs: that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
+episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--math`, the folder of
+`bash examples/run_math.sh trainer.log_tokens=16`, where that is. The report is built by the command, in
 a process of its own.
 
 The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
 `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
 `open_ms`, until the filtered list of episodes and an opened episode are laid out in the document
 (painting waits for the next frame of the screen, up to 17 ms, whatever the page does); `heap_mb`, heap
-of the page after that; each the median of the rounds. They are null without Chromium (`apt-get install
-chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
-written, in a short run with a tiny model.
+of the page after that; each the median of the rounds, and `spread` their lowest and highest. Those of the
+page are null without Chromium (`apt-get install chromium`). `record_share` is the share of the seconds of
+training steps in which `credit/` is written, in a short run with a tiny model. `math_*` are those of the
+other run, null without it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from benchmarks.shared.short import parse_args
 ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
 IN_THE_PAGE = ("first_paint_ms", "filter_ms", "open_ms", "heap_mb")
+NAMES = ("build_s", "mb", *IN_THE_PAGE, "rss_mb")
+MATH = ROOT / "outputs" / "verl-mas" / "math_seed0"
 TRAIN = """
 import json, sys, time
 import verl.trainer.ppo.credit.record as record
@@ -129,32 +134,51 @@ def middle_episode(run: Path) -> int:
     return first // 2
 
 
+def measure(run: Path, folder: Path, max_mb: float) -> dict[str, float | None]:
+    """Return the figures of a run's report; those of its page are None without Chromium."""
+    page = folder / "report.html"
+    figures: dict[str, float | None] = dict.fromkeys(NAMES) | build(run, page, max_mb)
+    return figures | (look(page, middle_episode(run)) if find_chromium() else {})
+
+
+def summary(rounds: Sequence[Mapping[str, float | None]], prefix: str) -> dict[str, Any]:
+    """Return the median of each figure, and under `spread` its lowest and highest."""
+    medians: dict[str, Any] = {}
+    spread = {}
+    for name in NAMES:
+        numbers = [number for row in rounds if (number := row[name]) is not None]
+        medians[prefix + name] = round(statistics.median(numbers), 2) if numbers else None
+        if numbers:
+            spread[prefix + name] = [round(min(numbers), 2), round(max(numbers), 2)]
+    return medians | {"spread": spread}
+
+
 def main() -> None:
     """Print the figures of every round, and their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", type=Path, help="folder of a run; default: one of random words")
+    parser.add_argument("--math", type=Path, default=MATH, help="folder of the run of the mathematics team")
     parser.add_argument("--steps", type=int, default=60, help="of the run of random words")
     parser.add_argument("--tasks", type=int, default=32, help="of a step")
     parser.add_argument("--max-mb", type=float, default=8.0, help="size of the page")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--record-steps", type=int, default=4, help="of the training run; 0: none")
     args = parse_args(parser, steps=15, rounds=1, record_steps=2)
-    rounds = []
+    rounds: dict[str, list[dict[str, float | None]]] = {"": [], "math_": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = args.run or write_run(folder / "random", steps=args.steps, tasks=args.tasks)
-        episode = middle_episode(run)
+        runs = {"": args.run or write_run(folder / "random", steps=args.steps, tasks=args.tasks)}
+        if args.math.is_dir():
+            runs["math_"] = args.math
         for _ in range(args.rounds):
-            row: dict[str, Any] = build(run, folder / "report.html", args.max_mb)
-            row |= look(folder / "report.html", episode) if find_chromium() else dict.fromkeys(IN_THE_PAGE)
-            rounds.append(row)
-            sys.stdout.write(json.dumps(row) + "\n")
+            for prefix, run in runs.items():
+                rounds[prefix].append(measure(run, folder, args.max_mb))
+                sys.stdout.write(json.dumps({"run": run.name, **rounds[prefix][-1]}) + "\n")
         share = record_share(folder, args.record_steps) if args.record_steps else None
-    result = {
-        name: None if rounds[0][name] is None else round(statistics.median(row[name] for row in rounds), 2)
-        for name in ("build_s", "mb", *IN_THE_PAGE, "rss_mb")
-    }
-    sys.stdout.write(json.dumps(result | {"record_share": share and round(share, 5)}) + "\n")
+    result = summary(rounds[""], "") | {"record_share": share and round(share, 5)}
+    spread = result.pop("spread")
+    result |= summary(rounds["math_"] or [dict.fromkeys(NAMES)], "math_")
+    sys.stdout.write(json.dumps(result | {"spread": spread | result["spread"]}) + "\n")
 
 
 if __name__ == "__main__":

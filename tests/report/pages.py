@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.shared.browser import find_chromium
+from verl.report.compact_index import compact_index
+from verl.report.compact_texts import compact_chunk
 from verl.report.pack import packed
 from verl.report.page import html_page
 
@@ -18,10 +20,15 @@ needs_chromium = pytest.mark.skipif(
 )
 
 
-def write_page(path: Path, index: dict[str, Any], chunks: list[dict[str, Any]]) -> Path:
-    """Write the page of an index and its texts, as `verl-mas report` does."""
-    data = {"index": packed(index)} | {
-        f"chunk-{number}": packed(chunk) for number, chunk in enumerate(chunks)
+def write_page(
+    path: Path, index: dict[str, Any], chunks: list[dict[str, Any]], compact_texts: bool = True
+) -> Path:
+    """Write the page of an index and its texts, as `verl-mas report` does; without `compact_texts` the
+    texts are as a server sends them.
+    """
+    data = {"index": packed(compact_index(index))} | {
+        f"chunk-{number}": packed(compact_chunk(chunk) if compact_texts else chunk)
+        for number, chunk in enumerate(chunks)
     }
     path.write_text(html_page("report", data), encoding="utf-8")
     return path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.report_run import write_run
+from tests.report.expanding import expanded_chunk, expanded_index
 
 SMALL: dict[str, Any] = {"tasks": 3, "episodes": 2, "calls": 2, "characters": 300, "val_every": 2, "keys": 12}
 
@@ -20,9 +21,13 @@ def small_run(folder: Path, **changes: Any) -> Path:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """Element id -> the JSON that a page has inside."""
+    """Element id -> what a page has inside, as its script expands it."""
     elements = re.findall(r'<script type="text/plain" id="([\w-]+)">([^<]*)</script>', page)
-    return {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in elements}
+    packed = {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in elements}
+    return {
+        name: expanded_index(value) if name == "index" else expanded_chunk(value)
+        for name, value in packed.items()
+    }
 
 
 def texts_of(data: dict[str, Any], run: int = 0) -> list[dict[str, Any] | None]:

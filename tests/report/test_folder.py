@@ -32,8 +32,12 @@ def state_of(folder: Path, **changes: Any) -> None:
         (lambda folder: folder.mkdir(), r"has none of run.json, metrics.jsonl, trajectories \(in it: no"),
         (lambda folder: (folder / "src").mkdir(parents=True), r"\(in it: src\); name the folder of a run"),
         (lambda folder: small_run(folder / "a" / "b"), r"name one of its runs: .*run/a/b"),
+        (
+            lambda folder: (small_run(folder / "evolve" / "gen_1"), (folder / "evolve" / "ledger.jsonl").touch()),
+            r"it is of a search, whose report is .*run/evolve/report.md; name one of its runs: .*/gen_1",
+        ),
     ],
-    ids=["missing", "a file", "empty", "foreign", "around a run"],
+    ids=["missing", "a file", "empty", "foreign", "around a run", "a search"],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, make: Any, said: str) -> None:
     make(tmp_path / "run")

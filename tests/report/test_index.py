@@ -192,6 +192,7 @@ def test_two_runs_are_compared_by_keys_and_tasks(tmp_path: Path) -> None:
         ("toy:1", [0.0, 1.0]),
         ("toy:2", [1.0, 0.0]),
     ]
+    assert compare["common"] == 3
     for task in compare["tasks"]:
         for run, members in zip(report.runs, task["episodes"], strict=True):
             rows = [

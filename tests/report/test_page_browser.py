@@ -322,7 +322,7 @@ def test_a_file_of_another_form_is_said_on_its_page_and_the_others_are_shown(
     for chunk in chunks:
         for episode in chunk["episodes"]:
             episode["calls"] = [{"prompt": 5}]
-    path = write_page(tmp_path / "report.html", index, chunks)
+    path = write_page(tmp_path / "report.html", index, chunks, compact_texts=False)
     browser.open(path, "/audit")
     assert "not what was expected" in text_of(browser, "main [role=alert]")
     browser.open(path, "/episodes?episode=0")
@@ -375,3 +375,64 @@ def test_little_is_not_taken_for_a_result(browser: Browser, tmp_path: Path) -> N
     browser.open(path, "/compare")
     dots = "document.querySelector('main .frame svg').querySelectorAll('circle').length"
     assert browser.evaluate(dots) == 2
+
+
+def test_groups_of_the_agents_page_are_those_that_the_run_compares(browser: Browser, tmp_path: Path) -> None:
+    """Two tasks of four episodes a step, of which each Solver makes two calls, and special episodes in
+    step 4.
+    """
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    counts = "report.silentGroups(report.run()).get('solver_agent').count.slice(5, 8)"
+    for fields, expected in ((None, 2), (["traj_uid", "agent_id", "turn", "call"], 16), (["uid", "call"], 4)):
+        run["config"]["algorithm.group_by"] = fields
+        browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+        assert browser.evaluate(counts) == [
+            expected + (step == 5) * (1 if fields is None else 2) for step in (5, 6, 7)
+        ]
+        shares = "[...document.querySelectorAll('.agent .part')].map((part) => part.title)"
+        assert not [text for text in browser.evaluate(shares) if text.endswith(" 0 %")]
+
+
+def test_the_candidate_that_the_episode_went_on_with_is_named(browser: Browser, report: Path) -> None:
+    open_episode(browser, report, "plan/tree")
+    assert "committed" in text_of(browser, ".candidates article:first-child header")
+    assert "committed" not in text_of(browser, ".candidates article:nth-child(2) header")
+    open_episode(browser, report, "tools/calculator")
+    assert "committed" not in text_of(browser, "#detail")
+
+
+def test_labels_of_times_have_one_unit(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    labels = "((low, high) => report.tickLabels(report.ticks(low, high, 8, true).ticks, report.duration))"
+    assert browser.evaluate(f"{labels}(0, 146)") == [f"{20 * n} s" for n in range(9)]
+    assert browser.evaluate(f"{labels}(0, 290)") == ["0 min", "1 min", "2 min", "3 min", "4 min", "5 min"]
+    assert browser.evaluate(f"{labels}(0, 1.4)")[:3] == ["0 s", "0.2 s", "0.4 s"]
+    assert browser.evaluate(f"{labels}(0, 0.03)")[-1] == "30 ms"
+
+
+def test_sampling_is_not_called_idle(browser: Browser, report: Path) -> None:
+    browser.open(report, "/time")
+    assert "samples or waits for" in text_of(browser, ".verdict")
+    assert "idle" not in text_of(browser, "main").lower()
+
+
+def test_tasks_that_changed_sides_are_counted_among_all(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index()
+    index["compare"]["common"] = 200
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/compare")
+    assert "Of 200 tasks of the last validation, 4 changed sides: 2 better, 2 worse" in text_of(
+        browser, "#main"
+    )
+    browser.look(*SIZES["phone"])
+    width = browser.evaluate("document.querySelector('th code').getBoundingClientRect().right")
+    assert width < SIZES["phone"][0] / 2, "values stand beside the names of keys"
+
+
+def test_a_legend_shows_what_the_chart_shows(browser: Browser, report: Path) -> None:
+    """Validations are dots with intervals, training is a line."""
+    browser.open(report, "/overview")
+    signs = "[...document.querySelector('.legend').children].map((e) => e.querySelectorAll('circle').length)"
+    assert browser.evaluate(signs) == [0, 1]
+    browser.open(report, "/compare")
+    assert browser.evaluate(signs) == [1, 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl.report.columns import values
@@ -14,20 +14,24 @@ _SIDE = 0.5
 
 
 def compared(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `keys` with the values of each run where they differ, and `tasks` of the last
-    validation that one run solves at least half of the time and another does not, with the numbers
-    of their episodes in each run.
+    """Return `keys` with the values of each run where they differ, `tasks` of the last validation
+    that one run solves at least half of the time and another does not, with the numbers of their
+    episodes in each run, and `common`, the number of tasks that all runs validated.
     """
     names = sorted({name for run in runs for name in run["config"]} - set(_TRIVIAL))
     keys = [{"key": name, "values": [run["config"].get(name, _ABSENT) for run in runs]} for name in names]
+    validations = [_last_validation(run) for run in runs]
+    common = set(validations[0]).intersection(*validations[1:])
     return {
         "keys": [key for key in keys if any(value != key["values"][0] for value in key["values"][1:])],
-        "tasks": _changed_tasks([_last_validation(run) for run in runs]),
+        "tasks": _changed_tasks(validations, common),
+        "common": len(common),
     }
 
 
-def _changed_tasks(validations: Sequence[Mapping[str, tuple[float, list[int]]]]) -> list[dict[str, Any]]:
-    common = set(validations[0]).intersection(*validations[1:])
+def _changed_tasks(
+    validations: Sequence[Mapping[str, tuple[float, list[int]]]], common: Iterable[str]
+) -> list[dict[str, Any]]:
     tasks = []
     for task in common:
         rates = [validation[task][0] for validation in validations]

@@ -276,6 +276,10 @@ def check_folder(path: Path) -> None:
     runs = [str(folder) for folder in [*path.glob("*"), *path.glob("*/*")] if _is_run(folder)]
     content = listed(names, 4) if names else "nothing"
     fix = f"name one of its runs: {listed(sorted(runs), 4)}" if runs else "name the folder of a run"
+    # A search for a team plays files of teams in one process: only its trainings are runs.
+    for ledger in (path / "ledger.jsonl", path / "evolve" / "ledger.jsonl"):
+        if ledger.is_file():
+            fix = f"it is of a search, whose report is {ledger.with_name('report.md')}; {fix}"
     raise ReportError(f"{path} has none of {', '.join(MARKS[:3])} (in it: {content}); {fix}")
 
 

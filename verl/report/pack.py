@@ -42,8 +42,6 @@ class Chunk:
             entry["action"] = self._number(action)
         if anchor := text(call.get("anchor")):
             entry["anchor"] = self._number(anchor)
-        if "seed" in call:
-            entry["seed"] = text(call["seed"])
         return entry | {name: clean(call[name]) for name in _CALL_VALUES if call.get(name)}
 
     def _number(self, string: str) -> int:
@@ -73,4 +71,4 @@ def _lines(string: str) -> Sequence[str]:
 
 def packed(value: Any) -> str:
     """Return JSON as gzip in base64, the same bytes for the same value."""
-    return base64.b64encode(gzip.compress(to_bytes(value), 6, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(to_bytes(value), 9, mtime=0)).decode("ascii")

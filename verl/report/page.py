@@ -12,13 +12,16 @@ from importlib.resources import files
 from typing import Any
 
 from verl.report.choose import EpisodeGroup, tiers
+from verl.report.compact_index import compact_index
+from verl.report.compact_texts import compact_chunk
 from verl.report.index import Report
 from verl.report.pack import Chunk, chunk_of, packed
 from verl.report.plain import printable
 
 MEGABYTE = 1_000_000
-# Bytes of the lines of a chunk's episodes, so that it is opened at once.
-_CHUNK_BYTES = 400_000
+# Bytes of the lines of a chunk's episodes: equal texts of more of them are stored once, and it is still opened at
+# once.
+_CHUNK_BYTES = 1_200_000
 # Groups that are too large for the space that is left, after which no other is tried.
 _MOST_MISSES = 20
 # Bytes that the numbers of chunk and row need in the index, an episode.
@@ -100,12 +103,12 @@ def report_page(report: Report, max_mb: float) -> str:
     in each run with others.
     """
     frame = html_page("", {})
-    space = int(max_mb * MEGABYTE) - len(frame) - len(packed(report.to_json()))
+    space = int(max_mb * MEGABYTE) - len(frame) - len(packed(compact_index(report.to_json())))
     space -= _PLACE_BYTES * sum(episodes.episodes.length for episodes in report.episodes)
     chunks = list(_chunks(report, space))
     why = "so that the page has at most" if space > 0 else "since figures and index alone need more than"
     _place(report, [groups for groups, _ in chunks], f"{why} {max_mb:g} MB (--max-mb)")
-    data = {"index": packed(report.to_json() | {"max_mb": max_mb})}
+    data = {"index": packed(compact_index(report.to_json() | {"max_mb": max_mb}))}
     data |= {f"chunk-{number}": text for number, (_, text) in enumerate(chunks)}
     names = ", ".join(run["name"] for run in report.runs)
     return html_page(f"{names} - verl-mas report", data)
@@ -121,7 +124,7 @@ def _chunks(report: Report, space: int) -> Iterator[tuple[list[EpisodeGroup], st
         waiting = list(_batches(report, [group for group in groups if group not in placed]))[::-1]
         while waiting and misses < _MOST_MISSES:
             members = waiting.pop()
-            text = packed(_chunk_of(report, members).to_json())
+            text = packed(compact_chunk(_chunk_of(report, members).to_json()))
             if used + len(text) <= limit:
                 used += len(text)
                 placed |= set(members)
@@ -133,7 +136,7 @@ def _chunks(report: Report, space: int) -> Iterator[tuple[list[EpisodeGroup], st
 
 
 def _batches(report: Report, groups: Sequence[EpisodeGroup]) -> Iterator[list[EpisodeGroup]]:
-    """Yield lists of groups of one run whose lines have about 400,000 bytes together."""
+    """Yield lists of groups of one run whose lines have about 1.2 MB together."""
     members: list[EpisodeGroup] = []
     size = 0
     for group in groups:

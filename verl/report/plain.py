@@ -88,5 +88,6 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return compact JSON of ASCII characters, so that a lone surrogate stays what it is."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    """Return compact JSON in UTF-8, in which a lone surrogate is an escape and so stays what it is."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace")

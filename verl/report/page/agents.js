@@ -22,24 +22,25 @@ report.agentsOf = function (run) {
 
 /**
  * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied,
- * signal}}, arrays over run.steps of shares. A group is silent if all rewards of the agent's trained calls
- * are equal.
+ * signal}}, arrays over run.steps of shares. A group, of the fields by which the run forms groups, is silent if
+ * all rewards of the agent's trained calls are equal.
  */
 report.silentGroups = function (run) {
   if (run.silent) return run.silent;
   const groups = new Map();
   const place = new Map(run.steps.map((step, i) => [step, i]));
   const { episodes, calls } = run;
+  const fields = run.agents.map(({ agent }) => report.credit.groupFields(run.config, agent));
   for (let i = 0; i < report.count(episodes); i++) {
     if (report.value(episodes, "split", i) !== "train" || report.value(episodes, "failure", i)) continue;
     const step = report.value(episodes, "step", i);
-    const uid = report.value(episodes, "uid", i);
     const success = report.value(episodes, "success", i);
     const first = report.value(episodes, "first_call", i);
     for (let call = first; call < first + report.value(episodes, "calls", i); call++) {
       if (!report.value(calls, "trained", call) || report.value(calls, "greedy", call)) continue;
       const agent = report.value(calls, "agent", call);
-      const key = `${step}|${agent}|${uid}`;
+      const names = fields[agent].map((name) => report.value(calls, name, call) ?? report.value(episodes, name, i));
+      const key = [step, agent, ...names].join("|");
       let group = groups.get(key);
       if (!group)
         groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, rows: 0 }));
@@ -189,13 +190,16 @@ report.agentCard = function (run, agent, silent) {
         .map((kind) => `${kind} ${report.percent(last(kind), 0)}`)
         .join(", ")}`,
     },
-    ["signal", "solved", "failed", "tied"].map((kind) =>
-      report.el(
-        "span",
-        { class: `part ${kind}`, css: { "flex-grow": String(last(kind) ?? 0) } },
-        last(kind) > 0.12 ? `${kind} ${report.percent(last(kind), 0)}` : "",
-      ),
-    ),
+    ["signal", "solved", "failed", "tied"]
+      .filter((kind) => last(kind) > 0)
+      .map((kind) => {
+        const text = `${kind} ${report.percent(last(kind), 0)}`;
+        return report.el(
+          "span",
+          { class: `part ${kind}`, title: text, css: { "flex-grow": String(last(kind)) } },
+          last(kind) > 0.12 ? text : "",
+        );
+      }),
   );
   return report.el(
     "section",

@@ -17,8 +17,14 @@ report.ticks = function (low, high, count = 5, inTime = false) {
   return { low: ticks[0], high: ticks.at(-1), ticks };
 };
 
-/** Labels of ticks: plain numbers with as many digits as their distance needs, else by `format`. */
+/** Labels of ticks: numbers with as many digits as their distance needs, times in one unit, else by `format`. */
 report.tickLabels = function (ticks, format) {
+  if (format === report.duration) {
+    const step = ticks[1] - ticks[0];
+    const [size, unit] =
+      step >= 3600 ? [3600, "h"] : step >= 60 ? [60, "min"] : ticks.at(-1) >= 1 ? [1, "s"] : [0.001, "ms"];
+    return ticks.map((tick) => `${Number((tick / size).toPrecision(6))} ${unit}`);
+  }
   if (format !== report.number) return ticks.map(format);
   const digits = Math.max(0, -Math.floor(Math.log10(ticks[1] - ticks[0]) + 1e-9));
   const small = digits > 6;
@@ -56,7 +62,8 @@ report.figure = function ({ title, note, readout, legend, draw, height, after })
   return figure;
 };
 
-report.legend = (names) =>
+/** Names beside the signs of their series: a line, or a dot with an interval where `isDot(i)`. */
+report.legend = (names, isDot = () => false) =>
   names.length < 2
     ? null
     : report.el(
@@ -69,7 +76,12 @@ report.legend = (names) =>
             report.svg(
               "svg",
               { width: 22, height: 8, "aria-hidden": "true" },
-              report.svg("line", { class: `line s${i % 8}`, x1: 0, x2: 22, y1: 4, y2: 4 }),
+              isDot(i)
+                ? [
+                    report.svg("line", { class: `whisker s${i % 8}`, x1: 3, x2: 19, y1: 4, y2: 4 }),
+                    report.svg("circle", { class: `dot s${i % 8}`, cx: 11, cy: 4, r: 3.5 }),
+                  ]
+                : report.svg("line", { class: `line s${i % 8}`, x1: 0, x2: 22, y1: 4, y2: 4 }),
             ),
             name,
           ),
@@ -134,7 +146,10 @@ report.lineChart = function ({
   return report.figure({
     title,
     note,
-    legend: report.legend(shown.map((s) => s.name)),
+    legend: report.legend(
+      shown.map((s) => s.name),
+      (i) => !shown[i].values?.length,
+    ),
     draw,
     height,
     readout: live,
@@ -342,7 +357,7 @@ report.intervals = function ({ title, note, rows, bounds, zero, format = report.
       parts,
     );
   };
-  return report.figure({ title, note, legend: report.legend(names), draw, height });
+  return report.figure({ title, note, legend: report.legend(names, () => true), draw, height });
 };
 
 /**
@@ -364,10 +379,11 @@ report.lanes = function ({
   const draw = (width) => {
     const left = Math.min(0.34 * width, 14 + 7 * Math.max(4, ...lanes.map((lane) => lane.name.length)));
     const atX = (time) => left + ((time - from) / (to - from || 1)) * (width - left - 20);
-    const parts = report
-      .ticks(0, to - from, Math.max(2, Math.floor(width / 130)), format === report.duration)
-      .ticks.filter((tick) => tick <= to - from && (format === report.duration || Number.isInteger(tick)))
-      .map((tick) => [
+    const { ticks } = report.ticks(0, to - from, Math.max(2, Math.floor(width / 130)), format === report.duration);
+    const labels = report.tickLabels(ticks, format);
+    const parts = ticks
+      .filter((tick) => tick <= to - from && (format === report.duration || Number.isInteger(tick)))
+      .map((tick, i) => [
         report.svg("line", {
           class: "grid",
           x1: atX(from + tick),
@@ -378,7 +394,7 @@ report.lanes = function ({
         report.svg(
           "text",
           { class: "axis mid", x: atX(from + tick), y: height - 5 },
-          tick ? format(tick) : "0",
+          tick ? labels[i] : "0",
         ),
       ]);
     marks.forEach((mark) =>

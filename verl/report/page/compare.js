@@ -79,19 +79,15 @@ report.drawCompare = function (run, state) {
         )
       : report.el("p", {}, "None."),
   );
-  parts.push(report.compareTasks(runs, compare?.tasks ?? [], other));
+  parts.push(report.compareTasks(runs, compare, other));
   return parts;
 };
 
-/** Tasks whose success rate differs between the first run and another, largest change first. */
-report.compareTasks = function (runs, tasks, other) {
-  const changed = tasks
-    .filter(
-      (task) =>
-        report.isNumber(task.rates[0]) &&
-        report.isNumber(task.rates[other]) &&
-        task.rates[0] !== task.rates[other],
-    )
+/** Tasks that one of the first run and another solves at least half of the time, largest change first. */
+report.compareTasks = function (runs, compare, other) {
+  const changed = (compare?.tasks ?? [])
+    .filter(({ rates }) => [rates[0], rates[other]].every(report.isNumber))
+    .filter(({ rates }) => rates[0] >= 0.5 !== rates[other] >= 0.5)
     .sort((a, b) => Math.abs(b.rates[other] - b.rates[0]) - Math.abs(a.rates[other] - a.rates[0]));
   const up = changed.filter((task) => task.rates[other] > task.rates[0]).length;
   const links = (task, r) =>
@@ -126,8 +122,9 @@ report.compareTasks = function (runs, tasks, other) {
     report.el(
       "p",
       {},
-      `${changed.length} of ${tasks.length} tasks differ: ${up} better, ${changed.length - up} worse in `,
-      `${runs[other].name}.`,
+      `Of ${report.many(compare?.common ?? 0, "task")} of the last validation, ${changed.length} changed `,
+      `sides: ${up} better, ${changed.length - up} worse in ${runs[other].name}. A task counts as solved if `,
+      "at least half of its episodes succeed.",
     ),
     changed.length
       ? report.table(

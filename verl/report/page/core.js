@@ -15,7 +15,7 @@ report.inflate = async function (id) {
 report.load = async function () {
   report.state = report.readState();
   report.index = document.getElementById("index")
-    ? await report.inflate("index")
+    ? report.expandIndex(await report.inflate("index"))
     : await report.fetchJson("index");
 };
 
@@ -25,7 +25,9 @@ report.chunk = function (number) {
   let chunk = cache.get(number);
   if (!chunk) {
     const inPage = document.getElementById(`chunk-${number}`) !== null;
-    chunk = inPage ? report.inflate(`chunk-${number}`) : report.fetchJson(`chunk/${number}`);
+    chunk = inPage
+      ? report.inflate(`chunk-${number}`).then(report.expandChunk)
+      : report.fetchJson(`chunk/${number}`);
   }
   cache.delete(number);
   cache.set(number, chunk);

@@ -97,6 +97,13 @@ globalThis.report ??= {};
     return settings;
   };
 
+  // The columns by which the calls of an agent are in one group, those of the agent left out.
+  const OF_AGENT = new Set(["agent_id", "policy_id", "wg_id"]);
+  report.credit.groupFields = (config, agent) => {
+    const settings = settingsOf(config ?? {}, agent);
+    return UNGROUPED.has(settings.adv_estimator) ? ["uid"] : settings.fields.filter((name) => !OF_AGENT.has(name));
+  };
+
   // What no file has of a step, because of its settings; "" if nothing is missing.
   const missing = (config, settings, hasCredit) => {
     const correction = (name) => config[`algorithm.rollout_correction.${name}`] ?? null;

@@ -108,6 +108,7 @@ report.tags = function (call) {
   if (report.isFalse(call.trained) && !call.unheard) tag("not trained");
   if (call.greedy) tag("greedy");
   if (call.summary) tag("summary");
+  if (call.chosen) tag("committed");
   if (call.explored) tag("explored");
   if (call.masked) tag("sampled under a mask");
   if (call.repeated) tag("repeated");
@@ -408,6 +409,9 @@ report.drawDialogue = function (run, calls, texts) {
           Boolean(a.greedy) - Boolean(b.greedy) ||
           a.candidate - b.candidate,
       );
+      // of equal boxes a reader cannot see with which of them the episode went on
+      for (const call of candidates)
+        call.chosen = call.committed && candidates.some((other) => report.isFalse(other.committed));
       const cards = candidates.map((call) =>
         report.drawCall(call, last.get(call.agent), nested.get(`${call.turn}|${call.call}`) ?? []),
       );

@@ -425,7 +425,7 @@ report.addTexts = function (call, entry, strings) {
   call.stateText = entry?.anchor === undefined ? null : (strings[entry.anchor] ?? null);
   if (Array.isArray(entry?.token_rewards)) call.token_rewards = entry.token_rewards;
   else if (!Array.isArray(call.token_rewards)) call.token_rewards = [];
-  for (const name of ["tools", "rounds", "fields", "request", "seed"]) {
+  for (const name of ["tools", "rounds", "fields", "request"]) {
     if (entry?.[name] !== undefined) call[name] = entry[name];
   }
 };

@@ -71,7 +71,7 @@ report.timeVerdict = function (run) {
     ` (mean of the last ${report.edgeSize(run)}): `,
     parts.map(([name, seconds]) => `${name} ${report.duration(seconds)}`).join(", "),
     ".",
-    idle.length ? ` ${idle[0][0]} is idle for ${report.percent(idle[0][1], 0)} of it.` : "",
+    idle.length ? ` ${idle[0][0]} samples or waits for ${report.percent(idle[0][1], 0)} of it.` : "",
   ];
 };
 
@@ -179,8 +179,8 @@ report.drawTime = function (run, state) {
     [0],
   );
   chart(
-    "Idle",
-    "share of the step in which the worker group had no call",
+    "Sampling or waiting",
+    "share of the step in which the worker group had no call but those of sampling",
     from(/^wg\/[^/]+\/idle$/, (key) => key.split("/")[1]),
     (v) => report.percent(v, 0),
     [0, 1],
