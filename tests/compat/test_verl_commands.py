@@ -10,7 +10,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from verl.compat.command import translate
-from verl.compat.keys import DR_MAS_TWINS, VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
+from verl.compat.keys import TWINS, VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
 from verl.compat.values import PER_AGENT
 from verl.trainer.config.spec import ConfigError
@@ -545,7 +545,7 @@ def test_a_key_of_pettingllms_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS, *DR_MAS_TWINS], ids=lambda entry: entry.name
+    "entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS, *TWINS], ids=lambda entry: entry.name
 )
 def test_an_entry_says_what_becomes_of_a_value(entry: VerlKey) -> None:
     assert (entry.taken() == "refused") == (entry.take is None)

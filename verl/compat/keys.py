@@ -41,18 +41,17 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
-    number_of_updates,
-    numbers_of_updates,
     own_values,
-    penalty_switch,
-    penalty_switches,
     reward_manager,
     scored_by_model,
     shared_policy,
+    switched,
     unused_tool,
     within_a_node,
     within_the_policy,
 )
+from verl.trainer.config.spec import as_typed
+from verl.trainer.plan.earlier_files import SWITCHES, Switch
 
 ACTOR, REF, ROLLOUT, MODEL = (
     f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model")
@@ -95,7 +94,7 @@ class VerlKey:
 
 def find_verl_key(key: str) -> VerlKey | None:
     """Return the first entry that matches `key`, or None."""
-    former_names = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
+    former_names = (entry for entry in TWINS if entry.name not in entry.here)
     return next((entry for entry in (*VERL_KEYS, *former_names) if entry.matches(key)), None)
 
 
@@ -402,48 +401,35 @@ VERL_VALUES: tuple[VerlKey, ...] = (
         for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
     ),
 )  # fmt: skip
-# Names of Dr. MAS for what another key says here. They do not make a command line one of Dr. MAS.
-DR_MAS_TWINS: tuple[VerlKey, ...] = (
+
+
+def _switch(switch: Switch) -> tuple[VerlKey, ...]:
+    """Return the entries of a boolean and of the key that has its meaning here, of all and of agents."""
+    take = switched(switch.on, as_typed(switch.off))
+    pairs = [(switch.name, switch.number, switch.note)]
+    if switch.number.startswith("actor_rollout_ref."):
+        names = (name.replace("actor_rollout_ref", PER_AGENT, 1) for name in (switch.name, switch.number))
+        own = "null: the common one" if switch.off is None else switch.note
+        off = "null" if switch.off is None else f"{switch.off:g}"
+        pairs.append((*names, f"one number per agent, such as [{switch.on},{off}]; {own}"))  # type: ignore[arg-type]
+    return tuple(
+        entry
+        for name, number, note in pairs
+        for entry in (
+            _renamed(name, number, note=note, take=take),
+            _renamed(number, number, note=note, take=beside_switch(number, name)),
+        )
+    )
+
+
+# Names of verl and Dr. MAS, and of earlier versions, for what another key says here. They do not
+# make a command line one of verl's or of Dr. MAS.
+TWINS: tuple[VerlKey, ...] = (
     _renamed(
         "agent.model_sharing", "agent.specialization",
         note="prompt: one policy for agents with the same model", take=shared_policy,
     ),
-    _renamed(
-        f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef",
-        note="0: no penalty", take=penalty_switch,
-    ),
-    _renamed(
-        f"{PER_AGENT}.actor.use_invalid_action_penalty", f"{PER_AGENT}.actor.invalid_action_penalty_coef",
-        note="one number per agent, such as [0.1,0]; 0: no penalty", take=penalty_switches,
-    ),
-    *(
-        _renamed(
-            f"{section}.invalid_action_penalty_coef", f"{section}.invalid_action_penalty_coef",
-            note="0: no penalty",
-            take=beside_switch("invalid_action_penalty_coef", "use_invalid_action_penalty"),
-        )
-        for section in (ACTOR, f"{PER_AGENT}.actor")
-    ),
-    *(
-        _renamed(
-            f"{section}.use_adaptive_ppo_mini_batch_size", f"{section}.ppo_mini_update_num",
-            note="null: by ppo_mini_batch_size", take=number_of_updates,
-        )
-        for section in (ACTOR, "critic")
-    ),
-    _renamed(
-        f"{PER_AGENT}.actor.use_adaptive_ppo_mini_batch_size", f"{PER_AGENT}.actor.ppo_mini_update_num",
-        note="one number per agent, such as [10,null]; null: the common one",
-        take=numbers_of_updates,
-    ),
-    *(
-        _renamed(
-            f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
-            note="null: by ppo_mini_batch_size",
-            take=beside_switch("ppo_mini_update_num", "use_adaptive_ppo_mini_batch_size"),
-        )
-        for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
-    ),
+    *(entry for switch in SWITCHES for entry in _switch(switch)),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of
 # the two tables above.

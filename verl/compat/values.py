@@ -142,14 +142,17 @@ def shared_policy(setting: Setting) -> Translation | None:
     return Translation({setting.here[0]: "prompt"} if setting.plain == "true" else {}, listed=False)
 
 
-def penalty_switch(setting: Setting) -> Translation | None:
-    """Translated: false to 0, true to 0.1 unless the coefficient is in the command."""
-    return _switched(setting, on="0.1", off="0.0")
+def switched(on: str, off: str) -> Take:
+    """Translate a boolean to a value of the key beside it: `off`, or `on` unless the command has it;
+    also a list of the agents.
+    """
 
+    def take(setting: Setting) -> Translation | None:
+        one = _switched_per_agent if setting.key.startswith(f"{PER_AGENT}.") else _switched
+        return one(setting, on, off)
 
-def number_of_updates(setting: Setting) -> Translation | None:
-    """Translated: false to null, true to 10 unless the number is in the command."""
-    return _switched(setting, on="10", off="null")
+    take.__doc__ = f"Translated: false to {off}, true to {on} unless the key here is in the command."
+    return take
 
 
 def _switched(setting: Setting, on: str, off: str) -> Translation | None:
@@ -168,20 +171,6 @@ def _switched(setting: Setting, on: str, off: str) -> Translation | None:
         value not in (None, 0) and own is None for value, own in zip(values, switches, strict=False)
     )
     return Translation({key: off}, listed=False, against=per_agent if ignored else "")
-
-
-def penalty_switches(setting: Setting) -> Translation | None:
-    """Translated for each agent: false to 0, true to its coefficient, else the common one, else
-    0.1.
-    """
-    return _switched_per_agent(setting, on="0.1", off="0.0")
-
-
-def numbers_of_updates(setting: Setting) -> Translation | None:
-    """Translated for each agent: true to its number, else the common one, else 10; false to null,
-    but refused beside a common number.
-    """
-    return _switched_per_agent(setting, on="10", off="null")
 
 
 def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | None:
@@ -215,15 +204,16 @@ def _elements(command: Mapping[str, str], key: str) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def beside_switch(name: str, switch: str) -> Take:
-    """Leave out the value of a key, whose last part is `name`, that a switch decides."""
+def beside_switch(number: str, switch: str) -> Take:
+    """Leave out the value of the key `number` that `switch` decides."""
 
     def take(setting: Setting) -> Translation | None:
-        value = setting.command.get(setting.key.replace(name, switch))
-        is_decided = value is not None and (setting.key.startswith(PER_AGENT) or plain(value) == "false")
+        value = setting.command.get(switch)
+        is_decided = value is not None and (number.startswith(PER_AGENT) or plain(value) == "false")
         return Translation(listed=False) if is_decided else None
 
-    take.__doc__ = f"Left out beside {switch}=false, and of agents beside their {switch}."
+    leaf = switch.rpartition(".")[2]
+    take.__doc__ = f"Left out beside {leaf}=false, and of agents beside their {leaf}."
     return take
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -10,12 +12,69 @@ from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agent_overrides import WHERE
 from verl.utils.names import slug
 
+MODELS = "actor_rollout_ref"
+ACTOR = f"{MODELS}.actor"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Keys of one section that are one key now.
+
+    Attributes:
+        section: the section, such as `actor_rollout_ref.actor`.
+        names: the keys in the files of then, the present one among them or not.
+        name: the present key.
+        value: returns the present value for those of `names`, None for one that the file lacks.
+        booleans: those of `names` that are true or false.
+    """
+
+    section: str
+    names: tuple[str, ...]
+    name: str
+    value: Callable[..., Any]
+    booleans: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A boolean whose meaning a value of another key has now.
+
+    Attributes:
+        name: full name of the boolean.
+        number: full name of the key, which stood beside it.
+        on: value of the key, as typed, for a switch that is on while the key is not set.
+        off: value for a switch that is off.
+        note: the value for off in words.
+    """
+
+    name: str
+    number: str
+    on: str
+    off: Any
+    note: str
+
+    def merged(self) -> Merged:
+        """Return the rule for files, if both keys stood in one section."""
+        section, _, leaf = self.number.rpartition(".")
+        switch = self.name.removeprefix(f"{section}.")
+
+        def value(is_on: bool | None, number: Any) -> Any:
+            return self.off if is_on is False else number
+
+        return Merged(section, (switch, leaf), leaf, value, booleans=(switch,))
+
+
+NO_PENALTY = "0: no penalty"
+BY_SIZE = "null: by ppo_mini_batch_size"
 UPDATES = "use_adaptive_ppo_mini_batch_size"
-# Switches of a policy: the key that has their meaning now, and its value for off.
-SWITCHES = {
-    "use_invalid_action_penalty": ("invalid_action_penalty_coef", 0.0),
-    UPDATES: ("ppo_mini_update_num", None),
-}
+SWITCHES = (
+    Switch(
+        f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef", "0.1", 0.0, NO_PENALTY
+    ),
+    Switch(f"{ACTOR}.{UPDATES}", f"{ACTOR}.ppo_mini_update_num", "10", None, BY_SIZE),
+    Switch(f"critic.{UPDATES}", "critic.ppo_mini_update_num", "10", None, BY_SIZE),
+)
+MERGED = tuple(switch.merged() for switch in SWITCHES)
 # Keys that are no keys any more: the value that each has now, which it had unless it was set, and
 # what to do instead.
 FORMER: dict[str, tuple[Any, str]] = {
@@ -43,19 +102,15 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     A switch that was off had left the number beside it without effect, so the number goes as well.
     Sections that are no sections stay, for the check of types.
 
-    Raises ConfigError for switches of agents that are no list with one value per agent.
+    Raises ConfigError for former keys of agents that are no list with one value per agent.
     """
     saved = deepcopy(saved)
     agent = _section(saved, "agent")
     shared = agent.pop("model_sharing", None)
     if shared is not None and agent.get("specialization") is None:
         agent["specialization"] = "prompt" if shared else "full"
-    actor = _section(_section(saved, "actor_rollout_ref"), "actor")
-    for switch in SWITCHES:
-        _replace_switch(switch, actor, agent)
-    critic = _section(saved, "critic")
-    if critic.pop(UPDATES, True) is False:
-        critic["ppo_mini_update_num"] = None
+    for rule in MERGED:
+        _merge(rule, saved, agent)
     sandbox = _section(saved, "sandbox")
     if sandbox.get("backend") == "local" and "url" in sandbox:
         sandbox["url"] = ""  # the address had no effect
@@ -84,52 +139,57 @@ def _refusal(name: str, value: Any) -> str:
     )
 
 
-def _replace_switch(switch: str, actor: dict[Any, Any], agent: dict[Any, Any]) -> None:
-    """Replace a switch of the policies, and those of single agents, by values of the present key."""
-    name, off = SWITCHES[switch]
-    per_agent = _section(_section(agent, "agent_specific_parameters"), "actor")
-    number = actor.get(name)
-    is_on = actor.pop(switch, None)
-    if is_on is False:
-        actor[name] = off
-    if switch not in per_agent and (is_on is None or name not in per_agent):
+def _merge(rule: Merged, saved: dict[Any, Any], agent: dict[Any, Any]) -> None:
+    """Replace former keys of a section, and those of single agents, by values of the present key."""
+    section = reduce(_section, rule.section.split("."), saved)
+    models, _, path = rule.section.partition(".")
+    per_agent = _section(agent, "agent_specific_parameters") if models == MODELS else {}
+    own = reduce(_section, path.split(".") if path else [], per_agent)
+    if not any(name in part for name in rule.names if name != rule.name for part in (section, own)):
         return
-    is_on = number not in (None, 0) if is_on is None else is_on
-    untrained = {slug(agent_id) for key in ("frozen", "api") for agent_id in agent.get(key) or ()}
+    is_set = any(name in section for name in rule.names)
+    common = {name: section.pop(name, None) for name in rule.names}
+    if is_set:
+        section[rule.name] = rule.value(*common.values())
+    if not any(name in own for name in rule.names):
+        return
     agent_ids = agent.get("agent_ids") or ()
-    switches = _values(per_agent, switch, len(agent_ids), name)
-    numbers = _values(per_agent, name, len(agent_ids), name)
-    effective = [
-        (number if own_number is None else own_number)
-        if (is_on if own_switch is None else own_switch)
-        else off
-        for own_switch, own_number in zip(switches, numbers, strict=True)
+    columns = [_values(own, name, len(agent_ids), rule) for name in rule.names]
+    values = [
+        rule.value(
+            *(mine if mine is not None else common[name] for name, mine in zip(rule.names, row, strict=True))
+        )
+        for row in zip(*columns, strict=True)
     ]
-    learns = [slug(agent_id) not in untrained for agent_id in agent_ids]
+    untrained = {slug(agent_id) for key in ("frozen", "api") for agent_id in agent.get(key) or ()}
+    reads = [not (rule.section.startswith(ACTOR) and slug(agent_id) in untrained) for agent_id in agent_ids]
     # null stands for the common value: for an agent whose value is null, that is null as well
-    if any(value is None and trained for value, trained in zip(effective, learns, strict=True)):
-        actor[name] = None
-    per_agent[name] = [
-        value if trained and value != actor.get(name) else None
-        for value, trained in zip(effective, learns, strict=True)
+    if any(value is None and reading for value, reading in zip(values, reads, strict=True)):
+        section[rule.name] = None
+    for name in rule.names:
+        own.pop(name, None)
+    remaining = [
+        value if reading and value != section.get(rule.name) else None
+        for value, reading in zip(values, reads, strict=True)
     ]
-    per_agent.pop(switch, None)
-    if per_agent[name] == [None] * len(agent_ids):
-        del per_agent[name]
+    if remaining != [None] * len(agent_ids):
+        own[rule.name] = remaining
 
 
-def _values(per_agent: dict[Any, Any], key: str, count: int, present: str) -> list[Any]:
+def _values(own: dict[Any, Any], key: str, count: int, rule: Merged) -> Sequence[Any]:
     """Return the values of the agents for a key; None for each if it is not set."""
-    values = per_agent.get(key, [None] * count)
-    allowed = (bool, int, float, type(None)) if key == present else (bool, type(None))
+    values = own.get(key, [None] * count)
+    others = () if key in rule.booleans else (int, float, str, list)
+    allowed = (bool, type(None), *others)
     if (
         not isinstance(values, list)
         or len(values) != count
-        or not all(isinstance(v, allowed) for v in values)
+        or not all(isinstance(value, allowed) for value in values)
     ):
+        path = f"{WHERE}{rule.section.removeprefix(MODELS)}"
         raise ConfigError(
-            f"{WHERE}.actor.{key}={values!r}: expected a list of {count} values, one for each agent; "
-            f"the key of this version is {WHERE}.actor.{present}"
+            f"{path}.{key}={values!r}: expected a list of {count} values, one for each agent; "
+            f"the key of this version is {path}.{rule.name}"
         )
     return values
 
