@@ -12,11 +12,12 @@ from hydra._internal.utils import get_args_parser
 from verl.compat.command import translate
 from verl.compat.keys import TWINS, VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey
 from verl.compat.pettingllms import PETTINGLLMS_KEYS
-from verl.compat.values import PER_AGENT
-from verl.trainer.config.spec import ConfigError
+from verl.compat.values import PER_AGENT, same
+from verl.trainer.config.spec import ConfigError, as_typed
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.command_line import KEYS, SECTIONS, compose_config, with_preset_note
 from verl.trainer.plan.derived_values import resolve_defaults
+from verl.trainer.plan.earlier_files import SWITCHES, Switch
 from verl.utils.names import value_at
 
 FACTS = json.loads((Path(__file__).parent / "upstream_commands.json").read_text(encoding="utf-8"))
@@ -752,5 +753,48 @@ def test_frequencies_are_of_steps_unless_weights_of_several_are_sent_at_once() -
 def test_a_command_that_names_a_team_keeps_the_defaults_here() -> None:
     assert compose_config([*ALONE, "data.truncation=error"]) == compose_config(ALONE)
     assert compose_config(["data.truncation=error"]).algorithm.adv_estimator == "gae"
-    idle = compose_config([*ALONE, "data.truncation=error", "algorithm.kl_ctrl.kl_coef=0.5"])
-    assert idle.algorithm.kl_ctrl.kl_coef == 0.5  # a key without effect is left to the checks of the run
+    idle = compose_config([*ALONE, "data.truncation=error", "algorithm.kl_ctrl.horizon=5"])
+    assert idle.algorithm.kl_ctrl.horizon == 5  # a key without effect is left to the checks of the run
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.name)
+def test_a_switch_becomes_a_value_of_its_key_in_any_command(switch: Switch) -> None:
+    """On without a value, on and off beside one, and a value that is no switch."""
+    on, off = map(as_typed, switch.words)
+    number = KEYS[switch.number]
+    other = "team_reward" if number.choices else "3"
+    for typed, expected in (
+        ([f"{switch.name}={on}"], switch.on),
+        ([f"{switch.name}={on}", f"{switch.number}={other}"], other),
+        ([f"{switch.number}={other}", f"{switch.name}={on}"], other),
+        ([f"{switch.name}={off}", f"{switch.number}={other}"], as_typed(switch.off)),
+        ([f"{switch.name}={off}"], as_typed(switch.off)),
+    ):
+        for marker in ([], ["data.truncation=error"]):
+            config = compose_config([*ALONE, *typed, *marker])
+            assert same(as_typed(value_at(config, switch.number)), expected), (typed, marker)
+    assert switch.name not in KEYS
+    with pytest.raises(ConfigError, match=rf"unknown key {switch.name}; .*here {switch.number}: "):
+        compose_config([*ALONE, f"{switch.name}=sometimes"])
+
+
+@pytest.mark.parametrize("switch", [s for s in SWITCHES if s.is_verls], ids=lambda switch: switch.name)
+def test_a_value_without_its_switch_has_no_effect_in_a_command_of_verl(switch: Switch) -> None:
+    value = "team_reward" if KEYS[switch.number].choices else "0.5"
+    typed = f"{switch.number}={value}"
+    command = translate([typed, "data.truncation=error"])
+    assert typed not in command.overrides and f"no effect without {switch.name}" in command.warning()
+    assert value_at(compose_config([typed, "data.truncation=error"]), switch.number) == switch.off
+    assert same(as_typed(value_at(compose_config([*ALONE, typed]), switch.number)), value)
+
+
+def test_the_penalty_for_long_replies_of_verl_needs_its_switch() -> None:
+    buffer = "reward.reward_kwargs.overlong_buffer_cfg"
+    for typed, length in (
+        ([f"{buffer}.enable=True"], 0),
+        ([f"{buffer}.enable=True", f"{buffer}.len=7"], 7),
+        ([f"{buffer}.enable=False", f"{buffer}.len=7", f"{buffer}.penalty_factor=2.0"], None),
+        (["reward_model.overlong_buffer.len=7"], None),
+        (["reward_model.overlong_buffer.len=7", "reward_model.overlong_buffer.enable=True"], 7),
+    ):
+        assert compose_config([*ALONE, *typed]).reward.overlong_buffer.len == length, typed

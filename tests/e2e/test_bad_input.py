@@ -115,11 +115,14 @@ def write(path: Path, rows: list[dict]) -> str:
             ["algorithm.preset='dappo'", "dr_mas, at_grpo, dr_grpo, dapo", "did you mean 'dapo'"],
         ),
         (
-            {"algorithm.filter_groups.enable": True, "env.rollout.n": 1},
-            ["algorithm.filter_groups.enable=true", "env.rollout.n=1"],
+            {"algorithm.filter_groups.metric": "seq_reward", "env.rollout.n": 1},
+            ["algorithm.filter_groups.metric=seq_reward", "env.rollout.n=1"],
         ),
         ({"algorithm.kl_penalty": "k9"}, ["algorithm.kl_penalty='k9'", "low_var_kl"]),
-        ({"algorithm.kl_ctrl.type": "none"}, ["algorithm.kl_ctrl.type='none'", "adaptive"]),
+        (
+            {"algorithm.kl_ctrl.type": "none"},
+            ["algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", "adaptive"],
+        ),
         (
             {"trainer.resource_pool": "dedicated"},
             ["1 devices cannot be divided equally among 2 worker groups", "trainer.pool_sizes"],

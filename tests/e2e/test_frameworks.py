@@ -112,7 +112,7 @@ BASE: dict[str, Any] = {
 VALIDATED: dict[str, Any] = {
     "trainer.test_freq": 2,
     "data.val_max_samples": 1,
-    "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
     "actor_rollout_ref.actor.optim.lr": 0.05,
 }
 

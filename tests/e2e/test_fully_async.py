@@ -98,7 +98,6 @@ def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_t
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(my_flow_package.MyWorld, "act", rarely_rewarded)
     keys = {
-        "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "seq_reward",
         "trainer.total_training_steps": 3,
     }

@@ -312,16 +312,16 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     """The reference is in no checkpoint: it is loaded again from the model's folder."""
     model = tmp_path / "base"
     shutil.copytree(tiny_model_dir, model)
-    key = {"loss": "actor_rollout_ref.actor.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}[where]
+    key = {"loss": "actor_rollout_ref.actor.kl_loss_coef", "reward": "algorithm.kl_ctrl.kl_coef"}[where]
     run = {"actor_rollout_ref.model.path": model, "agent.specialization": "prompt"}
-    train(run | {key: True, "trainer.total_training_steps": 1})
+    train(run | {key: 0.001, "trainer.total_training_steps": 1})
     weights = model / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     said = refused(run | {key: True})
     assert f"is of a team with an earlier version of the model '{model}'; its files have changed" in said
     assert train(run).progress.global_step == 2, "without a KL nothing is read from there"
-    assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), (
+    assert "have changed" in refused(run | {key: 0.001, "trainer.total_training_steps": 3}), (
         "nor is it forgotten"
     )
 

@@ -48,7 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
     "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.specialization": "prompt"},
     "dynamic sampling": {
-        "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "seq_reward",
     },
 }

@@ -49,7 +49,6 @@ STALE = QUICK | {
 REMAX = {"algorithm.adv_estimator": "remax"}
 GAE = {"algorithm.adv_estimator": "gae"}
 FILTER = {
-    "algorithm.filter_groups.enable": True,
     "algorithm.filter_groups.metric": "seq_reward",
     "env.rollout.n": 2,
 }

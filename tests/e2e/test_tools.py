@@ -157,7 +157,7 @@ def test_merged_rounds_train_to_the_same_weights(
     )
     models = ("actor_rollout_ref.actor", "critic")
     keys = {
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.ppo_epochs": 2,
         "algorithm.adv_estimator": "gae",
     }
@@ -194,7 +194,7 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     keys = {
         "actor_rollout_ref.rollout.tool_samples": "sequence",
         "algorithm.adv_estimator": estimator,
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.entropy_coeff": 0.01,
         "data.val_files": "[]",
         "trainer.save_freq": 1,

@@ -95,10 +95,10 @@ def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(
         "trainer.total_training_steps": 5,
         "trainer.save_freq": 3,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
-        "algorithm.use_kl_in_reward": True,
-        "algorithm.kl_ctrl.type": "adaptive",
+        "algorithm.kl_ctrl.kl_coef": 0.001,
+        "algorithm.kl_ctrl.target_kl": 0.1,
     }
     train(schedule)
     whole = tmp_path / "run"

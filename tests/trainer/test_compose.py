@@ -16,7 +16,9 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan import command_line
 from verl.trainer.plan.checks import resolve
-from verl.trainer.plan.earlier_files import FORMER
+from verl.trainer.plan.earlier_files import FORMER, Switch
+from verl.trainer.plan.earlier_files import SWITCHES as EARLIER
+from verl.utils.names import value_at
 
 TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=math", "env.rollout.n=4"]
 
@@ -100,6 +102,17 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
     assert (config.agent.specialization, *read) == (
         ("prompt", 0.1, 10, 7) if on else ("full", 0.0, None, None)
     )
+
+
+@pytest.mark.parametrize("switch", EARLIER, ids=lambda switch: switch.name)
+def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path, switch: Switch) -> None:
+    number = "team_reward" if command_line.KEYS[switch.number].choices else 7
+    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
+    OmegaConf.update(saved, switch.number, number, force_add=True)
+    for word, expected in zip(switch.words, (number, switch.off), strict=True):
+        OmegaConf.update(saved, switch.name, word, force_add=True)
+        OmegaConf.save(saved, tmp_path / "config.yaml")
+        assert value_at(command_line.load_config(tmp_path / "config.yaml"), switch.number) == expected
 
 
 @pytest.mark.parametrize("name", FORMER)

@@ -30,7 +30,7 @@ VERL_DEFAULTS = {
     f"{ACTOR}.ppo_mini_batch_size": "256",
     f"{ACTOR}.use_dynamic_bsz": "false",
     f"{ACTOR}.shuffle": "false",
-    f"{ROLLOUT}.val_kwargs.do_sample": "false",
+    f"{ROLLOUT}.val_kwargs.temperature": "0.0",
     "critic.model.enable_gradient_checkpointing": "true",
     "algorithm.adv_estimator": "gae",
     "algorithm.filter_groups.max_num_gen_batches": "0",

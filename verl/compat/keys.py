@@ -33,7 +33,6 @@ from verl.compat.values import (
     engine_gpus,
     engine_nodes,
     equal_to_here,
-    greedy_temperature,
     hybrid_engine,
     into_dtype,
     loggers,
@@ -41,6 +40,7 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
+    overlong_buffer,
     own_values,
     reward_manager,
     scored_by_model,
@@ -49,6 +49,7 @@ from verl.compat.values import (
     unused_tool,
     within_a_node,
     within_the_policy,
+    without_switch,
 )
 from verl.trainer.config.spec import as_typed
 from verl.trainer.plan.earlier_files import SWITCHES, Switch
@@ -274,10 +275,10 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
     *_absent("metrics have the share of penalized replies", "reward.reward_kwargs.overlong_buffer_cfg.log", take=nothing()),
-    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
+    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies",
              take=equal_to_here),
-    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
+    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
     _renamed("custom_reward_function", "reward.custom_reward_function", note="path, name and reward_kwargs", take=carried),
     *(
         _renamed(f"reward.reward_manager.{name}", "reward.reward_manager.name", note="a name that a plug-in registered (agent.plugins)")
@@ -405,19 +406,20 @@ VERL_VALUES: tuple[VerlKey, ...] = (
 
 def _switch(switch: Switch) -> tuple[VerlKey, ...]:
     """Return the entries of a boolean and of the key that has its meaning here, of all and of agents."""
-    take = switched(switch.on, as_typed(switch.off))
+    on, off = map(as_typed, switch.words)
+    take = switched(switch.on, as_typed(switch.off), (on, off))
     pairs = [(switch.name, switch.number, switch.note)]
     if switch.number.startswith("actor_rollout_ref."):
         names = (name.replace("actor_rollout_ref", PER_AGENT, 1) for name in (switch.name, switch.number))
         own = "null: the common one" if switch.off is None else switch.note
-        off = "null" if switch.off is None else f"{switch.off:g}"
-        pairs.append((*names, f"one number per agent, such as [{switch.on},{off}]; {own}"))  # type: ignore[arg-type]
+        none = "null" if switch.off is None else f"{switch.off:g}"
+        pairs.append((*names, f"one number per agent, such as [{switch.on},{none}]; {own}"))  # type: ignore[arg-type]
     return tuple(
         entry
         for name, number, note in pairs
         for entry in (
             _renamed(name, number, note=note, take=take),
-            _renamed(number, number, note=note, take=beside_switch(number, name)),
+            _renamed(number, number, note=note, take=beside_switch(number, name, off)),
         )
     )
 
@@ -441,11 +443,13 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
         for name in ("trainer.test_freq", "trainer.save_freq")
     ),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
-    _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="do_sample=false is greedy",
-             take=greedy_temperature),
+    *(
+        _renamed(switch.number, switch.number, note=switch.note, take=without_switch(switch.name, as_typed(switch.words[1])))
+        for switch in SWITCHES if switch.is_verls
+    ),
     *(
         _renamed(name, name, note="null is the default, as there", take=nothing("null"))
-        for name in ("data.seed", "data.val_batch_size", "algorithm.filter_groups.metric", "trainer.total_training_steps",
+        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps",
                      f"{ACTOR}.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
                      f"{REF}.log_prob_micro_batch_size_per_gpu",
                      f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")

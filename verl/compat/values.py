@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.trainer.plan.presets import PRESETS
+
 PER_AGENT = "agent.agent_specific_parameters"
 
 
@@ -142,26 +144,36 @@ def shared_policy(setting: Setting) -> Translation | None:
     return Translation({setting.here[0]: "prompt"} if setting.plain == "true" else {}, listed=False)
 
 
-def switched(on: str, off: str) -> Take:
+def switched(on: str, off: str, words: tuple[str, str] = ("true", "false")) -> Take:
     """Translate a boolean to a value of the key beside it: `off`, or `on` unless the command has it;
     also a list of the agents.
+
+    Args:
+        words: values of the switch for on and off.
     """
 
     def take(setting: Setting) -> Translation | None:
-        one = _switched_per_agent if setting.key.startswith(f"{PER_AGENT}.") else _switched
-        return one(setting, on, off)
+        if setting.key.startswith(f"{PER_AGENT}."):
+            return _switched_per_agent(setting, on, off)
+        return _switched(setting, on, off, words)
 
-    take.__doc__ = f"Translated: false to {off}, true to {on} unless the key here is in the command."
+    take.__doc__ = (
+        f"Translated: {words[1]} to {off}, {words[0]} to {on} unless the key here is in the command."
+    )
     return take
 
 
-def _switched(setting: Setting, on: str, off: str) -> Translation | None:
-    """Return the value of the key beside a switch, which is `on` unless it is in the command."""
+def _switched(setting: Setting, on: str, off: str, words: tuple[str, str]) -> Translation | None:
+    """Return the value of the key beside a switch, which is `on` unless the command, or its preset,
+    has another.
+    """
     key = setting.here[0]
-    if setting.plain == "true":
-        is_set = plain(setting.command.get(key, "null")) != "null"
+    if setting.plain == words[0]:
+        preset = plain(setting.command.get("algorithm.preset", "null"))
+        by_preset = PRESETS.get(preset, {}).get(key, off)
+        is_set = plain(setting.command.get(key, "null")) != "null" or not same(by_preset, off)
         return Translation({} if is_set else {key: on}, listed=False)
-    if setting.plain != "false":
+    if setting.plain != words[1]:
         return None
     per_agent = key.replace("actor_rollout_ref", PER_AGENT, 1)
     values = _elements(setting.command, per_agent) if per_agent != key else []
@@ -204,16 +216,29 @@ def _elements(command: Mapping[str, str], key: str) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def beside_switch(number: str, switch: str) -> Take:
+def beside_switch(number: str, switch: str, off: str = "false") -> Take:
     """Leave out the value of the key `number` that `switch` decides."""
 
     def take(setting: Setting) -> Translation | None:
         value = setting.command.get(switch)
-        is_decided = value is not None and (number.startswith(PER_AGENT) or plain(value) == "false")
+        if value is None:
+            return None
+        is_decided = number.startswith(PER_AGENT) or plain(value) == off or setting.plain == "null"
         return Translation(listed=False) if is_decided else None
 
     leaf = switch.rpartition(".")[2]
-    take.__doc__ = f"Left out beside {leaf}=false, and of agents beside their {leaf}."
+    take.__doc__ = f"Left out beside {leaf}={off}, and of agents beside their {leaf}."
+    return take
+
+
+def without_switch(switch: str, off: str = "false") -> Take:
+    """Leave out a value that has no effect, as the command does not set `switch`, which is off there."""
+
+    def take(setting: Setting) -> Translation | None:
+        said = f"no effect without {switch}"
+        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=said)
+
+    take.__doc__ = f"Left out without {switch.rpartition('.')[2]}, which is {off} by default there."
     return take
 
 
@@ -235,6 +260,16 @@ def _only(values: Sequence[str]) -> str:
     return f" if {' or '.join(values)}, else refused" if values else ""
 
 
+def overlong_buffer(setting: Setting) -> Translation | None:
+    """Translated with enable=true, else left out: there is no penalty."""
+    section = setting.key.removesuffix(setting.rest)
+    is_on = plain(setting.command.get(f"{section}.enable", "false")) == "true"
+    if not is_on or setting.rest != ".enable":
+        return carried(setting) if is_on else Translation(listed=False)
+    has_length = plain(setting.command.get(f"{section}.len", "null")) != "null"
+    return Translation({} if has_length else {f"{setting.here[0]}.len": "0"})
+
+
 def below(**takes: Take) -> Take:
     """Take settings below the entry by the last part of their key; others are refused."""
 
@@ -252,12 +287,6 @@ def own_values(setting: Setting) -> Translation | None:
     """
     agent_key = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
     return Translation(listed=False) if setting.plain == "null" and agent_key in setting.command else None
-
-
-def greedy_temperature(setting: Setting) -> Translation | None:
-    """Left out if 0 and validation is greedy, as by default, else refused."""
-    greedy = plain(setting.command.get(setting.key.replace(".temperature", ".do_sample"), "false")) == "false"
-    return Translation(listed=False) if greedy and same(setting.value, "0") else None
 
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "fp32": "fp32"}

@@ -57,15 +57,15 @@ def test_a_changed_key_without_effect_is_named_with_what_it_needs(config: RunCon
 
 def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
     config.agent.agent_specific_parameters = {
-        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, False]}
+        "actor": {"kl_loss_coef": [0.5, 0.0], "kl_loss_type": ["k1", "k2"]}
     }
     with pytest.raises(
         IneffectiveKeyError,
-        match=r"actor\.kl_loss_coef=0\.5 has no effect for agent 'Verifier Agent'; it needs .*use_kl_loss=true",
+        match=r"actor\.kl_loss_type=k2 has no effect for agent 'Verifier Agent'; it needs .*kl_loss_coef>0",
     ):
         check(config)
     config.agent.agent_specific_parameters = {
-        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}
+        "actor": {"kl_loss_coef": [0.001, 0.5], "kl_loss_type": ["k1", "k2"]}
     }
     check(config)
 
@@ -222,7 +222,7 @@ def test_an_aggregation_equal_to_the_fixed_one_of_the_loss_is_accepted(config: R
 
 @pytest.mark.parametrize("section", ["ref", "rollout"])
 def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section: str) -> None:
-    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.use_kl_loss = 2, True
+    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.kl_loss_coef = 2, 0.001
     keys = getattr(config.actor_rollout_ref, section)
     keys.log_prob_max_token_len_per_gpu = 4096
     check(config)
@@ -238,7 +238,7 @@ PASS_KEYS = {"log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu"
 
 
 @pytest.mark.parametrize("key", PASS_KEYS)
-@pytest.mark.parametrize("makes", ["algorithm.use_kl_in_reward", "actor_rollout_ref.actor.use_kl_loss"])
+@pytest.mark.parametrize("makes", ["algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"])
 def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str) -> None:
     setattr(config.actor_rollout_ref.ref, key, PASS_KEYS[key])
     with pytest.raises(
@@ -255,7 +255,7 @@ def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str)
     [
         ("actor_rollout_ref.actor.ppo_epochs", 2),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 8),
-        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.kl_ctrl.kl_coef", 0.001),
         ("algorithm.rollout_correction.rollout_is", "token"),
         ("algorithm.adv_estimator", "optimal_token_baseline"),
     ],

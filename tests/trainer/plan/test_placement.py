@@ -344,10 +344,10 @@ def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_refe
     whole = build_placement(team(), config.actor_rollout_ref)
     without = RunPlan.of(config, whole).references
     assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, without) == []
-    config.algorithm.use_kl_in_reward = True
+    config.algorithm.kl_ctrl.kl_coef = 0.001
     assert groups_with_fixed_models(whole, RunPlan.of(config, whole).references) == list(whole.groups)
     assert groups_with_fixed_models(whole) == []
-    own = {"actor": {"use_kl_loss": [True, False, False]}}
+    own = {"actor": {"kl_loss_coef": [0.001, 0.0, 0.0]}}
     one = build_placement(team(agent_specific_parameters=own), config.actor_rollout_ref)
     of_loss = RunPlan.of(RunConfig(), one).references
     assert [spec.agent_ids for spec in groups_with_fixed_models(one, of_loss)] == [(TEAM[0],)]

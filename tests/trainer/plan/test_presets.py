@@ -31,7 +31,7 @@ def test_dapo_sets_what_the_paper_says() -> None:
     config = resolved("algorithm.preset=dapo")
     actor = config.actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")
-    assert config.algorithm.filter_groups.enable and config.reward.overlong_buffer.enable
+    assert config.algorithm.filter_groups.enable and config.reward.overlong_buffer.len == 0
     assert not actor.use_kl_loss and not config.algorithm.use_kl_in_reward
 
 

@@ -110,7 +110,7 @@ def silent_groups(history: History) -> Iterator[Reading]:
 
 def _why_silent(facts: StepFacts | None) -> tuple[str, tuple[str, ...]]:
     """Return what most groups without a difference in reward have in common, and what helps."""
-    common = ("algorithm.filter_groups.enable=true", "a larger env.rollout.n")
+    common = ("algorithm.filter_groups.metric=seq_reward", "a larger env.rollout.n")
     tied = [group for group in facts.groups.values() if group.high <= group.low] if facts else []
     if not tied:
         return "", common

@@ -33,16 +33,16 @@ CLIPS = (
     "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a separate loss, without "
     "clipping)"
 )
-REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+REFERENCE = f"a reference: {ACTOR}.kl_loss_coef>0 or algorithm.kl_ctrl.kl_coef>0"
 OLD_LOG_PROBS = (
-    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a "
+    "a pass for old log-probs: several updates per step, algorithm.kl_ctrl.kl_coef>0, a "
     "correction, gateway.structured=mask, trainer.critic_warmup or an estimator that reads them "
     "(and algorithm.rollout_correction.bypass_mode=false)"
 )
 MOST_UPDATES = 100_000
-AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
+AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or kl_loss_coef>0"
 VLLM = f"{ROLLOUT}.name=vllm"
-SAMPLED = f"{ROLLOUT}.val_kwargs.do_sample=true"
+SAMPLED = f"{ROLLOUT}.val_kwargs.temperature>0"
 
 
 def _layers(value: str | list[str] | None) -> str | list[str] | None:
@@ -258,14 +258,15 @@ class ActorConfig(UpdateConfig):
     tau_pos: float = key(1.0, "temperature for positive advantages", effect=READ)
     tau_neg: float = key(1.05, "temperature for negative advantages", effect=READ)
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
-    use_kl_loss: bool = key(False, "add the KL divergence from the reference to the loss")
-    kl_loss_coef: float = key(0.001, "weight of the KL loss", ge=0, effect="{}.use_kl_loss=true")
+    kl_loss_coef: float = key(
+        0.0, "weight of the KL divergence from the reference in the loss; 0: it is not added", ge=0
+    )
     kl_loss_type: str = key(
         "low_var_kl",
         "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): "
         "its value with the gradient of k2",
         choices=KL_LOSSES,
-        effect="{}.use_kl_loss=true",
+        effect="{}.kl_loss_coef>0",
     )
     invalid_action_penalty_coef: float = key(
         0.0, "subtracted from the reward of an invalid reply; 0: no penalty", ge=0
@@ -274,6 +275,11 @@ class ActorConfig(UpdateConfig):
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
     profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED)
+
+    @property
+    def use_kl_loss(self) -> bool:
+        """Whether the KL divergence from the reference is added to the loss."""
+        return self.kl_loss_coef > 0
 
 
 @dataclass
@@ -302,8 +308,7 @@ class RefConfig:
 
 @dataclass
 class ValSamplingConfig:
-    do_sample: bool = key(True, "sample in validation; false: greedy decoding")
-    temperature: float = key(1.0, "sampling temperature in validation", gt=0, effect=SAMPLED)
+    temperature: float = key(1.0, "sampling temperature in validation; 0: greedy decoding", ge=0)
     top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
     top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
     response_length: Optional[int] = key(

@@ -92,12 +92,12 @@ class PropagationConfig:
 
 @dataclass
 class OverlongBufferConfig:
-    enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)", always=True)
-    len: int = key(
-        0,
-        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's "
-        "limit (DAPO: 4,096 of 20,480)",
+    len: Optional[int] = key(
+        None,
+        "tokens before the length limit over which a penalty for long replies grows; 0: a fifth of "
+        "each agent's limit (DAPO: 4,096 of 20,480); null: no penalty",
         ge=0,
+        always=True,
     )
     penalty_factor: float = key(1.0, "penalty at the length limit", ge=0)
 
@@ -160,7 +160,7 @@ class RewardConfig:
     )
     propagation: PropagationConfig = section(PropagationConfig, part=PROPAGATED)
     overlong_buffer: OverlongBufferConfig = section(
-        OverlongBufferConfig, effect="reward.overlong_buffer.enable=true"
+        OverlongBufferConfig, effect="reward.overlong_buffer.len!=null"
     )
 
 

@@ -61,10 +61,9 @@ class Sampling:
     def of(cls, rollout: RolloutConfig, data: DataConfig, validate: bool) -> Sampling:
         """Return the sampling of an agent with the keys `rollout`, in training or validation."""
         source = rollout.val_kwargs if validate else rollout
-        greedy = validate and not rollout.val_kwargs.do_sample
         return cls(
             max_tokens=source.response_length or rollout.response_length or data.max_response_length,
-            temperature=0.0 if greedy else source.temperature,
+            temperature=source.temperature,
             top_p=source.top_p,
             top_k=source.top_k,
             stop=tuple(rollout.stop if source.stop is None else source.stop),

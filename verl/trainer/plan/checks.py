@@ -314,11 +314,15 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
             for agent in penalized
         ),
         *(
-            [("reward.overlong_buffer.enable=true", trained, "overlong_penalty")]
-            if reward.overlong_buffer.enable
+            [(f"reward.overlong_buffer.len={reward.overlong_buffer.len}", trained, "overlong_penalty")]
+            if reward.overlong_buffer.len is not None
             else []
         ),
-        *([("algorithm.use_kl_in_reward=true", trained, "")] if algorithm.use_kl_in_reward else []),
+        *(
+            [(f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}", trained, "")]
+            if algorithm.use_kl_in_reward
+            else []
+        ),
     ]
     for setting, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
@@ -373,7 +377,7 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
         )
     for agent in plan.agents:
         limit = agent.sampling.max_tokens
-        if buffer.enable and buffer.len > limit:
+        if buffer.len is not None and buffer.len > limit:
             raise ConfigError(
                 f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that "
                 f"agent '{agent.agent_id}' may write: even an empty reply would be penalized; "
@@ -463,7 +467,7 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
         )
     gradients = {
         "entropy_coeff": bool(actor.entropy_coeff),
-        "use_kl_loss": actor.use_kl_loss,
+        "kl_loss_coef": actor.use_kl_loss,
         f"policy_loss.loss_mode={loss_mode}": POLICY_LOSSES.traits(loss_mode).uses_every_row,
     }
     if any(gradients.values()):

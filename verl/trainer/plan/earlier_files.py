@@ -14,6 +14,7 @@ from verl.utils.names import slug
 
 MODELS = "actor_rollout_ref"
 ACTOR = f"{MODELS}.actor"
+VALIDATION = f"{MODELS}.rollout.val_kwargs"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Switch:
         on: value of the key, as typed, for a switch that is on while the key is not set.
         off: value for a switch that is off.
         note: the value for off in words.
+        words: values of the switch for on and off.
+        is_verls: verl has the switch and the key, and the switch is off there unless it is set.
     """
 
     name: str
@@ -52,16 +55,19 @@ class Switch:
     on: str
     off: Any
     note: str
+    words: tuple[Any, Any] = (True, False)
+    is_verls: bool = False
 
     def merged(self) -> Merged:
-        """Return the rule for files, if both keys stood in one section."""
+        """Return the rule for files in which the switch stands in the section of the key."""
         section, _, leaf = self.number.rpartition(".")
-        switch = self.name.removeprefix(f"{section}.")
+        switch = self.name.rpartition(".")[2]
 
-        def value(is_on: bool | None, number: Any) -> Any:
-            return self.off if is_on is False else number
+        def value(is_on: Any, number: Any) -> Any:
+            return self.off if is_on == self.words[1] else number
 
-        return Merged(section, (switch, leaf), leaf, value, booleans=(switch,))
+        booleans = (switch,) if self.words == (True, False) else ()
+        return Merged(section, (switch, leaf), leaf, value, booleans)
 
 
 NO_PENALTY = "0: no penalty"
@@ -73,8 +79,26 @@ SWITCHES = (
     ),
     Switch(f"{ACTOR}.{UPDATES}", f"{ACTOR}.ppo_mini_update_num", "10", None, BY_SIZE),
     Switch(f"critic.{UPDATES}", "critic.ppo_mini_update_num", "10", None, BY_SIZE),
-)
-MERGED = tuple(switch.merged() for switch in SWITCHES)
+    Switch(
+        f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", "0.001", 0.0, "0: it is not added", is_verls=True
+    ),
+    Switch(f"{VALIDATION}.do_sample", f"{VALIDATION}.temperature", "1.0", 0.0, "0: greedy", is_verls=True),
+    Switch(
+        "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", "0.1", None, "null: fixed",
+        words=("adaptive", "fixed"), is_verls=True,
+    ),
+    Switch(
+        "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "0.001", 0.0, "0: none is subtracted",
+        is_verls=True,
+    ),
+    Switch(
+        "algorithm.filter_groups.enable", "algorithm.filter_groups.metric", "seq_reward", None,
+        "null: no groups are dropped", is_verls=True,
+    ),
+    Switch(
+        "reward.overlong_buffer.enable", "reward.overlong_buffer.len", "0", None, "null: no penalty"
+    ),
+)  # fmt: skip
 # Keys that are no keys any more: the value that each has now, which it had unless it was set, and
 # what to do instead.
 FORMER: dict[str, tuple[Any, str]] = {
@@ -109,8 +133,11 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     shared = agent.pop("model_sharing", None)
     if shared is not None and agent.get("specialization") is None:
         agent["specialization"] = "prompt" if shared else "full"
-    for rule in MERGED:
-        _merge(rule, saved, agent)
+    algorithm = _section(saved, "algorithm")
+    if "use_kl_in_reward" in algorithm:
+        _section(algorithm, "kl_ctrl")["use_kl_in_reward"] = algorithm.pop("use_kl_in_reward")
+    for switch in SWITCHES:
+        _merge(switch.merged(), saved, agent)
     sandbox = _section(saved, "sandbox")
     if sandbox.get("backend") == "local" and "url" in sandbox:
         sandbox["url"] = ""  # the address had no effect

@@ -32,7 +32,7 @@ dr_grpo
 loss of a reply is summed over its tokens and divided by a constant (the maximum reply length), so that neither the difficulty of a task
 nor the length of a reply changes its weight; no KL.
 
-Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.use_kl_in_reward`, `actor.use_kl_loss`.
+Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`.
 Use when: replies become longer but not better, or tasks that are nearly always solved dominate the gradient.
 Fails when: the scale of rewards differs between tasks, since they are not normalized; the learning rate may have to be increased.
 
@@ -42,8 +42,8 @@ dapo
 no episodes solve are replaced by new ones (dynamic sampling); a soft penalty over the last fifth of the reply limit (paper: 4,096 of
 20,480 tokens, at most 1); no KL. The filter uses rewards before penalties, as the paper uses correctness.
 
-Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.enable`,
-`algorithm.filter_groups.metric`, `reward.overlong_buffer.enable`.
+Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.metric`,
+`reward.overlong_buffer.len`.
 Use when: entropy collapses under the symmetric clip, replies are long, and tasks are many.
 Fails when: tasks are few or sampling is slow: filtered groups are sampled in vain.
 """
@@ -60,7 +60,7 @@ from verl.trainer.config.spec import ConfigError, followers
 from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
-NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
+NO_KL = {"algorithm.kl_ctrl.kl_coef": "0.0", f"{ACTOR}.kl_loss_coef": "0.0"}
 # Values as on the command line.
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "dr_mas": {
@@ -87,19 +87,17 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "dapo": {
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": "true",
-        "algorithm.filter_groups.enable": "true",
         "algorithm.filter_groups.metric": "mixed_reward",
         f"{ACTOR}.clip_ratio_low": "0.2",
         f"{ACTOR}.clip_ratio_high": "0.28",
         f"{ACTOR}.loss_agg_mode": "token-mean",
-        "reward.overlong_buffer.enable": "true",
+        "reward.overlong_buffer.len": "0",
         **NO_KL,
     },
 }
 # A given key replaces these keys of a preset as well, unless its value is true.
 REPLACES = {
     f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
-    "algorithm.filter_groups.enable": ("algorithm.filter_groups.metric",),
 }
 
 

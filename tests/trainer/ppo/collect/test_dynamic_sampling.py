@@ -223,7 +223,7 @@ def draw(pay: Mapping[int, Sequence[float]], batch_size: int, **rule: Any) -> tu
     config = RunConfig()
     config.data.train_batch_size = batch_size
     config.env.rollout.n = 2
-    config.algorithm.filter_groups.enable = True
+    config.algorithm.filter_groups.metric = "seq_reward"
     for name, value in rule.items():
         setattr(config.algorithm.filter_groups, name, value)
     loader = TaskLoader(range(len(pay)), batch_size, shuffle=False)
@@ -340,11 +340,11 @@ def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     [
         ({"filter_groups.metric": "acc"}, ["filter_groups.metric='acc'", "seq_reward"]),
         ({"filter_groups.max_num_gen_batches": -1}, ["max_num_gen_batches=-1", "at least 0"]),
-        ({"adv_estimator": "gae"}, ["filter_groups.enable", "adv_estimator=gae"]),
-        ({"adv_estimator": "remax"}, ["filter_groups.enable", "adv_estimator=remax"]),
+        ({"adv_estimator": "gae"}, ["filter_groups.metric=seq_reward", "adv_estimator=gae"]),
+        ({"adv_estimator": "remax"}, ["filter_groups.metric=seq_reward", "adv_estimator=remax"]),
         (
             {"adv_estimator": "reinforce_plus_plus"},
-            ["filter_groups.enable", "adv_estimator=reinforce_plus_plus"],
+            ["filter_groups.metric=seq_reward", "adv_estimator=reinforce_plus_plus"],
         ),
         (
             {"per_agent": {"Verifier Agent": {"adv_estimator": "rae"}}},
@@ -359,7 +359,7 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
-    config.algorithm.filter_groups.enable = True
+    config.algorithm.filter_groups.metric = "seq_reward"
     for key, value in changes.items():
         section, _, leaf = key.rpartition(".")
         setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
@@ -374,10 +374,11 @@ def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
-    config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
+    config.algorithm.filter_groups.metric = "seq_reward"
+    config.algorithm.kl_ctrl.kl_coef = 0.001
     with caplog.at_level(logging.WARNING):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
-    assert "use_kl_in_reward" in caplog.text
+    assert "kl_coef" in caplog.text
     config.env.rollout.n = 1
     with pytest.raises(ConfigError, match=r"env\.rollout\.n=1"):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
@@ -413,7 +414,7 @@ def test_what_the_filter_does_not_look_at_is_said(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
-    config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator
+    config.algorithm.filter_groups.metric, config.algorithm.adv_estimator = "seq_reward", estimator
     with caplog.at_level(logging.WARNING):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
     assert learns in caplog.text and bool(caplog.text) == bool(learns)
