@@ -27,7 +27,7 @@ ALONE = ["agent.orchestra_type=single", "agent.agent_ids=[Single Agent]", "env.e
 FULLY_ASYNC, CORRECTION = "async_training.mode=fully_async", "algorithm.rollout_correction.rollout_is"
 REFUSED = {
     "grpo_trainer/run_qwen2-7b_math_megatron_fsdp.sh": "FSDP2 is the one training engine",
-    "profile/run_qwen3_8b_npu_profile_e2e.sh": "global_profiler.tool='npu': expected one of torch",
+    "profile/run_qwen3_8b_npu_profile_e2e.sh": "global_profiler.tool; verl's key, here global_profiler.steps: torch is",
 }
 
 
@@ -248,16 +248,16 @@ def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recor
     resolve_defaults(config)
     resolve(config)
     worker = config.actor_rollout_ref.actor.profiler
-    assert (worker.enable, worker.all_ranks, worker.contents) == (
-        (True, True, ["stack"]) if on else (False, False, [])
-    )
+    assert (worker.ranks, worker.contents) == (("all", ["stack"]) if on else ([], []))
     assert (config.global_profiler.steps, config.global_profiler.save_path) == (
         ([1, 2], "traces") if on else (None, None)
     )
 
 
 def test_another_profiler_is_refused_by_a_line_that_names_torch() -> None:
-    with pytest.raises(ConfigError, match=r"^global_profiler\.tool='nsys': expected one of torch$"):
+    with pytest.raises(
+        ConfigError, match=r"global_profiler\.tool; verl's key, .*: torch is the one profiler"
+    ):
         compose_config(["global_profiler.tool=nsys", "global_profiler.steps=[3]", "data.truncation=error"])
 
 
@@ -798,3 +798,70 @@ def test_the_penalty_for_long_replies_of_verl_needs_its_switch() -> None:
         (["reward_model.overlong_buffer.len=7", "reward_model.overlong_buffer.enable=True"], 7),
     ):
         assert compose_config([*ALONE, *typed]).reward.overlong_buffer.len == length, typed
+
+
+OWN_OPTIM = f"{PER_AGENT}.actor.optim.lr_warmup_steps"
+WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
+FOLDER = "/a/global_step_3"
+SHARE_OF_ALL = "lr_warmup_steps_ratio; .*lr_warmup_steps: below 1"
+
+
+@pytest.mark.parametrize("marker", [[], ["data.truncation=error"]])
+@pytest.mark.parametrize(
+    ("typed", "key", "value"),
+    [
+        ([f"{WARM_UP}=-1", f"{WARM_UP}_ratio=0.1"], WARM_UP, 0.1),
+        ([f"{WARM_UP}=5", f"{WARM_UP}_ratio=0.1"], WARM_UP, 5),
+        ([f"{WARM_UP}_ratio=0.1", "critic.optim.lr_warmup_steps_ratio=0"], "critic.optim.lr_warmup_steps", 0),
+        ([f"{OWN_OPTIM}=[3,-1]", f"{OWN_OPTIM}_ratio=[null,0.2]"], OWN_OPTIM, [3, 0.2]),
+        ([f"{OWN_OPTIM}_ratio=[null,0.2]"], OWN_OPTIM, [None, 0.2]),
+        (
+            ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={FOLDER}"],
+            "trainer.resume_mode",
+            FOLDER,
+        ),
+        (["trainer.resume_from_path=null"], "trainer.resume_mode", "auto"),
+        (["{profiler}.enable=true", "{profiler}.ranks=[1]"], "{profiler}.ranks", [1]),
+        (["{profiler}.enable=true", "{profiler}.all_ranks=true"], "{profiler}.ranks", "all"),
+        (["{profiler}.ranks=[1]", "{profiler}.enable=false"], "{profiler}.ranks", []),
+        (["global_profiler.tool=null", "global_profiler.steps=[1]"], "global_profiler.steps", None),
+        (["global_profiler.tool=torch", "global_profiler.steps=[1]"], "global_profiler.steps", [1]),
+    ],
+)
+def test_keys_that_say_one_thing_are_one_key_in_any_command(
+    marker: list[str], typed: list[str], key: str, value: object
+) -> None:
+    profiler = f"{ACTOR}.profiler"
+    on = [
+        "global_profiler.tool=torch",
+        "global_profiler.steps=[2]",
+        "actor_rollout_ref.model.path=owner/model",
+    ]
+    given = [setting.format(profiler=profiler) for setting in typed]
+    config = compose_config(
+        [*ALONE, *given, *marker, *(on if "profiler" in typed[0] and "tool" not in typed[0] else [])]
+    )
+    section, _, leaf = key.format(profiler=profiler).removeprefix(f"{PER_AGENT}.").rpartition(".")
+    if key.startswith(PER_AGENT):
+        own = config.agent.agent_specific_parameters
+        assert own == {"actor": {"optim": {leaf: value}}}
+    else:
+        assert value_at(config, f"{section}.{leaf}") == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([f"{WARM_UP}_ratio=1.0"], SHARE_OF_ALL),
+        ([f"{OWN_OPTIM}_ratio=[1,0.5]"], SHARE_OF_ALL),
+        (
+            [f"trainer.resume_from_path={FOLDER}"],
+            r"resume_from_path; .* trainer\.resume_mode: the folder itself",
+        ),
+        (["trainer.resume_mode=resume_path"], "expected auto, disable or a checkpoint folder"),
+        ([f"{PER_AGENT}.actor.profiler.enable=[true,false]"], r"profiler\.ranks: one list per agent, or all"),
+    ],
+)
+def test_what_the_one_key_cannot_say_is_refused_with_its_name(typed: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose_config([*ALONE, *typed])

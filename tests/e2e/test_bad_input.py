@@ -202,7 +202,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ({"data.max_response_length": -5}, ["data.max_response_length=-5", "at least 1"]),
         ({"rollout.max_failure_rate": 1.5}, ["rollout.max_failure_rate=1.5", "at most 1"]),
         (
-            {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/no/where"},
+            {"trainer.resume_mode": "/no/where"},
             ["/no/where", "global_step_N"],
         ),
         (
@@ -211,7 +211,7 @@ def write(path: Path, rows: list[dict]) -> str:
         ),
         (
             {"algorithm.adv_estimator": "gae", "critic.view": "jiont"},
-            ["critic.view='jiont'", "did you mean 'joint'"],
+            ["critic.view; a key of an earlier version", "critic.joint_prompt_length"],
         ),
         (
             {"algorithm.adv_estimator": "gae", "critic.ppo_mini_batch_size": 3},
@@ -414,7 +414,7 @@ CROSS_KEY = [
     (["algorithm.group_by=[turn]"], "error: algorithm.group_by=[turn]: compares replies to different tasks"),
     (["algorithm.lam=0.9"], "error: algorithm.lam=0.9 has no effect; it needs algorithm.adv_estimator=gae"),
     (
-        ["algorithm.adv_estimator=gae", "critic.view=joint", "rollout.sampling=tree"],
+        ["algorithm.adv_estimator=gae", "critic.joint_prompt_length=64", "rollout.sampling=tree"],
         "error: rollout.sampling=tree",
     ),
     (

@@ -137,7 +137,7 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
         "trainer.resume_mode": "resume_path",
         "trainer.controller": "local",
     }
-    train(run | again | {"trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1"})
+    train(run | again | {"trainer.resume_mode": run_dir / "checkpoints" / "global_step_1"})
     assert policies(tmp_path / "resumed", 2) == second
     tail = [line for line in without_clock(read_metrics(run_dir)) if line["step"] > 1]
     assert without_clock(read_metrics(tmp_path / "resumed")) == tail
@@ -209,8 +209,7 @@ def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -
     train(schedule)
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_2",
     }
     train(schedule | again)
     assert policies(tmp_path / "resumed", 3) == policies(tmp_path / "run", 3)

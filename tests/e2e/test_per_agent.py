@@ -128,8 +128,7 @@ def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after
         UPDATES
         | {
             "trainer.default_local_dir": folder,
-            "trainer.resume_mode": "resume_path",
-            "trainer.resume_from_path": first,
+            "trainer.resume_mode": first,
         }
     )
     assert weights(folder, 2) == weights(tmp_path / "run", 2)

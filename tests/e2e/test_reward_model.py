@@ -102,8 +102,7 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
             assert "reward_terms" not in call
     again = tmp_path / "again"
     first = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     monkeypatch.setattr(agent_system.reward.model, "SCORES_KEPT", 0)
     train(changes | first | {"trainer.default_local_dir": again})

@@ -195,8 +195,7 @@ def test_a_swapped_evaluation_leaves_every_file_of_the_run_as_it_was(math: Run, 
     before = files(run_dir)
     math(EVAL | SWAP)
     earlier = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": run_dir / "checkpoints" / "global_step_1",
     }
     math(EVAL | SWAP | earlier)
     after = files(run_dir)

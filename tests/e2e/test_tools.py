@@ -220,8 +220,7 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     if estimator == "remax":
         return
     start = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     team(keys | start | {"trainer.default_local_dir": tmp_path / "resumed"})
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)

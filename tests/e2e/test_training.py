@@ -104,8 +104,7 @@ def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(
     whole = tmp_path / "run"
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_3",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_3",
     }
     train(schedule | again)
     assert weights(tmp_path / "resumed", 5) == weights(whole, 5)

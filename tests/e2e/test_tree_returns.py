@@ -126,8 +126,7 @@ def test_critics_learn_and_are_asked_about_committed_replies_only_and_a_resumed_
     assert learned[1].batch["values"].any(dim=1).all(), "a critic starts at 0 and has learned in step 1"
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     train(longer | again)
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)

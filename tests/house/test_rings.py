@@ -60,7 +60,7 @@ OPTIONAL = {
     "verl.trainer.ppo.collect.greedy_baseline": "algorithm.adv_estimator=remax",
     "verl.trainer.ppo.credit.record": "the first step",
     "verl.trainer.ppo.credit.token_log": "trainer.log_tokens",
-    "verl.trainer.ppo.traces": "global_profiler.tool",
+    "verl.trainer.ppo.traces": "global_profiler.steps",
     "verl.trainer.ppo.core_algos.estimators.gae": "algorithm.adv_estimator=gae",
     "verl.trainer.ppo.core_algos.kl": "algorithm.kl_ctrl.kl_coef, actor.kl_loss_coef",
     "verl.trainer.ppo.core_algos.aggregation": "a policy that is trained",

@@ -115,6 +115,67 @@ def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path,
         assert value_at(command_line.load_config(tmp_path / "config.yaml"), switch.number) == expected
 
 
+OPTIM = "actor_rollout_ref.actor.optim"
+PROFILER = "critic.profiler"
+EARLIER_FILES = [
+    (
+        {f"{OPTIM}.lr_warmup_steps": -1, f"{OPTIM}.lr_warmup_steps_ratio": 0.1},
+        f"{OPTIM}.lr_warmup_steps",
+        0.1,
+    ),
+    ({f"{OPTIM}.lr_warmup_steps": 7, f"{OPTIM}.lr_warmup_steps_ratio": 0.1}, f"{OPTIM}.lr_warmup_steps", 7),
+    ({f"{OPTIM}.lr_warmup_steps": -1, f"{OPTIM}.lr_warmup_steps_ratio": 0.0}, f"{OPTIM}.lr_warmup_steps", 0),
+    ({"trainer.resume_mode": "auto", "trainer.resume_from_path": None}, "trainer.resume_mode", "auto"),
+    ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/a"}, "trainer.resume_mode", "/a"),
+    (
+        {f"{PROFILER}.enable": False, f"{PROFILER}.all_ranks": False, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        [],
+    ),
+    (
+        {f"{PROFILER}.enable": True, f"{PROFILER}.all_ranks": False, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        [0],
+    ),
+    (
+        {f"{PROFILER}.enable": True, f"{PROFILER}.all_ranks": True, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        "all",
+    ),
+    ({"global_profiler.tool": None, "global_profiler.steps": [1]}, "global_profiler.steps", None),
+    ({"global_profiler.tool": "torch", "global_profiler.steps": [1]}, "global_profiler.steps", [1]),
+]
+
+
+@pytest.mark.parametrize(("then", "name", "value"), EARLIER_FILES)
+def test_a_file_with_keys_that_are_one_now_is_read_as_before(
+    tmp_path: Path, then: dict[str, Any], name: str, value: Any
+) -> None:
+    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
+    for key, former in then.items():
+        OmegaConf.update(saved, key, former, force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    assert value_at(command_line.load_config(tmp_path / "config.yaml"), name) == value
+
+
+def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) -> None:
+    saved = OmegaConf.create(asdict(command_line.compose_config([*TEAM, "agent.agent_ids=[A,B]"])))
+    OmegaConf.update(saved, OPTIM, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5})
+    own = {
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}},
+        "rollout": {"val_kwargs": {"do_sample": [False, None]}},
+    }
+    OmegaConf.update(saved, "agent.agent_specific_parameters", own)
+    OmegaConf.update(saved, "actor_rollout_ref.rollout.val_kwargs.do_sample", True, force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    config = command_line.load_config(tmp_path / "config.yaml")
+    assert config.agent.agent_specific_parameters == {
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}},
+        "rollout": {"val_kwargs": {"temperature": [0.0, None]}},
+    }
+    assert config.actor_rollout_ref.actor.optim.lr_warmup_steps == 0.5
+
+
 @pytest.mark.parametrize("name", FORMER)
 def test_a_key_that_is_none_any_more_is_named_and_its_value_of_then_is_read(
     tmp_path: Path, name: str

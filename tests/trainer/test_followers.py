@@ -31,7 +31,7 @@ def test_a_key_has_the_type_the_range_and_the_default_of_the_key_that_it_follows
 def test_a_section_follows_in_the_keys_that_both_inherit_and_in_no_other() -> None:
     own = {name for name in keys(RunConfig) if name.startswith("critic.") and name not in FOLLOWERS}
     assert own == {
-        "critic.enable", "critic.view", "critic.joint_prompt_length", "critic.cliprange_value",
+        "critic.enable", "critic.joint_prompt_length", "critic.cliprange_value",
         "critic.model.path", "critic.model.tokenizer_path", "critic.model.trust_remote_code",
         "critic.optim.lr",
     }  # fmt: skip

@@ -76,7 +76,6 @@ MAY_HAVE_NO_EFFECT = (
     "algorithm.group_by_agent_id",
     "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup",
     "trainer.total_epochs",
-    "trainer.resume_from_path",
     f"{ACTOR}.profiler.", "global_profiler.",
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ from verl.compat.values import (
     PER_AGENT,
     Take,
     below,
+    beside_enable,
     beside_switch,
     both,
     carried,
@@ -42,11 +43,15 @@ from verl.compat.values import (
     nothing,
     overlong_buffer,
     own_values,
+    recorded_ranks,
+    recorded_steps,
+    resumed,
     reward_manager,
     scored_by_model,
     shared_policy,
     switched,
     unused_tool,
+    warm_up,
     within_a_node,
     within_the_policy,
     without_switch,
@@ -68,12 +73,14 @@ class VerlKey:
         here: the equivalent keys; empty when there is none.
         note: the difference, or why there is no equivalent.
         take: translation of a value; None refuses every value.
+        whose: whose key it is, as messages say it.
     """
 
     name: str
     here: tuple[str, ...]
     note: str
     take: Take | None = None
+    whose: str = "verl's key"
 
     def matches(self, key: str) -> bool:
         """Return whether `key` is this key, or below it."""
@@ -87,9 +94,9 @@ class VerlKey:
     def hint(self) -> str:
         """Return what to use instead, for a one-line error."""
         return (
-            f"verl's key, here {', '.join(self.here)}: {self.note}"
+            f"{self.whose}, here {', '.join(self.here)}: {self.note}"
             if self.here
-            else f"verl's key, no equivalent here: {self.note}"
+            else f"{self.whose}, no equivalent here: {self.note}"
         )
 
 
@@ -390,7 +397,6 @@ VERL_VALUES: tuple[VerlKey, ...] = (
     _renamed("trainer.device", "trainer.device", note="GPUs or the CPU; NPUs are not supported", take=mapped(npu="auto")),
     _renamed("data.train_batch_size", "data.train_batch_size", note="the tasks of a step: require_batches * ppo_mini_batch_size",
              take=zero_batch),
-    _renamed("global_profiler.tool", "global_profiler.tool", note="torch is the one profiler", take=unused_tool),
     _renamed("trainer.logger", "trainer.logger", note="a list; the backend file is jsonl", take=loggers),
     *(
         _renamed(name, name, note="a short name", take=mapped(bfloat16="bf16", float32="fp32"))
@@ -402,6 +408,9 @@ VERL_VALUES: tuple[VerlKey, ...] = (
         for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
     ),
 )  # fmt: skip
+
+
+FORMER_KEY = "a key of an earlier version"
 
 
 def _switch(switch: Switch) -> tuple[VerlKey, ...]:
@@ -418,7 +427,7 @@ def _switch(switch: Switch) -> tuple[VerlKey, ...]:
         entry
         for name, number, note in pairs
         for entry in (
-            _renamed(name, number, note=note, take=take),
+            VerlKey(name, (number,), note, take, VerlKey.whose if switch.is_upstreams else FORMER_KEY),
             _renamed(number, number, note=note, take=beside_switch(number, name, off)),
         )
     )
@@ -432,6 +441,26 @@ TWINS: tuple[VerlKey, ...] = (
         note="prompt: one policy for agents with the same model", take=shared_policy,
     ),
     *(entry for switch in SWITCHES for entry in _switch(switch)),
+    *(
+        _renamed(f"{section}.{name}", f"{section}.lr_warmup_steps", note="below 1: their share of the schedule's", take=warm_up)
+        for section in (f"{ACTOR}.optim", f"{PER_AGENT}.actor.optim", "critic.optim")
+        for name in ("lr_warmup_steps_ratio", "lr_warmup_steps")
+    ),
+    *(
+        _renamed(f"trainer.{name}", "trainer.resume_mode", note="the folder itself", take=resumed)
+        for name in ("resume_from_path", "resume_mode")
+    ),
+    _renamed("global_profiler.tool", "global_profiler.steps", note="torch is the one profiler", take=unused_tool),
+    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=recorded_steps),
+    *(
+        _renamed(f"{section}.{name}", f"{section}.ranks", note="[0], or all; []: none", take=take)
+        for section in (f"{ACTOR}.profiler", "critic.profiler")
+        for name, take in (("enable", recorded_ranks), ("all_ranks", recorded_ranks), ("ranks", beside_enable))
+    ),
+    *(
+        _renamed(f"{PER_AGENT}.actor.profiler.{name}", f"{PER_AGENT}.actor.profiler.ranks", note="one list per agent, or all; []: none")
+        for name in ("enable", "all_ranks")
+    ),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of
 # the two tables above.
@@ -443,6 +472,12 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
         for name in ("trainer.test_freq", "trainer.save_freq")
     ),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
+    _renamed("trainer.resume_from_path", "trainer.resume_mode", note="the folder itself", take=no_effect()),
+    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=without_switch("global_profiler.tool", "null")),
+    *(
+        _renamed(f"{section}.ranks", f"{section}.ranks", note="[]: none", take=without_switch(f"{section}.enable"))
+        for section in (f"{ACTOR}.profiler", "critic.profiler")
+    ),
     *(
         _renamed(switch.number, switch.number, note=switch.note, take=without_switch(switch.name, as_typed(switch.words[1])))
         for switch in SWITCHES if switch.is_verls

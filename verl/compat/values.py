@@ -242,10 +242,78 @@ def without_switch(switch: str, off: str = "false") -> Take:
     return take
 
 
+def warm_up(setting: Setting) -> Translation | None:
+    """Translated: a share below 1 is the number of steps where none is named; -1 steps are none."""
+    section = setting.key.rpartition(".")[0]
+    steps, share = (
+        _read(setting.command.get(f"{section}.{name}", "null"))
+        for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
+    )
+    lists = [column for column in (steps, share) if isinstance(column, list)]
+    if setting.key == setting.here[0] and "-1" not in setting.plain:
+        return None
+    if not lists:
+        value = _warm_up(steps, share)
+        return None if value is None else Translation({setting.here[0]: value}, listed=False)
+    columns = [column if isinstance(column, list) else [None] * len(lists[0]) for column in (steps, share)]
+    if len(columns[0]) != len(columns[1]):
+        return None
+    rows = [*zip(*columns, strict=True)]
+    values = ["null" if row == (None, None) else _warm_up(*row) for row in rows]
+    if None in values:
+        return None
+    return Translation({setting.here[0]: f"[{','.join(map(str, values))}]"}, listed=False)
+
+
+def _warm_up(steps: Any, share: Any) -> str | None:
+    """Return the steps, or their share, of one agent; None for what is no number, or a share of 1."""
+    value = (share or 0) if steps in (None, -1) else steps
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and (value is steps or 0 <= value < 1) else None
+
+
+def resumed(setting: Setting) -> Translation | None:
+    """Translated: resume_path beside a folder is the folder."""
+    folder = setting.command.get("trainer.resume_from_path", "null")
+    if plain(folder) == "null":
+        return Translation(listed=False) if setting.plain == "null" else None
+    by_path = plain(setting.command.get("trainer.resume_mode", "auto")) == "resume_path"
+    return Translation({setting.here[0]: folder}, listed=False) if by_path else None
+
+
+def recorded_ranks(setting: Setting) -> Translation | None:
+    """Translated: enable=true to ranks (the first unless they are named) or all of them, else none."""
+    section, _, leaf = setting.key.rpartition(".")
+    enable, all_ranks = (
+        plain(setting.command.get(f"{section}.{name}", "false")) for name in ("enable", "all_ranks")
+    )
+    ranks = setting.command.get(f"{section}.ranks", "[]")
+    if any(value not in ("true", "false") for value in (enable, all_ranks)):
+        return None
+    if leaf != "enable":  # decided with the switch
+        return Translation(listed=False)
+    if enable == "false":
+        return Translation({setting.here[0]: "[]"}, listed=False)
+    chosen = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
+    return Translation({setting.here[0]: chosen}, listed=False)
+
+
+def beside_enable(setting: Setting) -> Translation | None:
+    """Left out beside enable, which decides; [0,1] alone stays."""
+    return Translation(listed=False) if setting.key.replace(".ranks", ".enable") in setting.command else None
+
+
+def recorded_steps(setting: Setting) -> Translation | None:
+    """Left out beside tool=null."""
+    tool = setting.command.get("global_profiler.tool")
+    return Translation(listed=False) if tool is not None and plain(tool) == "null" else None
+
+
 def unused_tool(setting: Setting) -> Translation | None:
-    """Left out if it is not torch and global_profiler.steps names no step."""
+    """Left out if it is torch or null, or if global_profiler.steps names no step."""
     steps = plain(setting.command.get("global_profiler.steps", "null"))
-    return Translation(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
+    is_known = setting.plain in ("torch", "null")
+    return Translation(listed=False) if is_known or steps in ("null", "[]") else None
 
 
 def within_the_policy(setting: Setting) -> Translation | None:

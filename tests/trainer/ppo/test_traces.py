@@ -20,7 +20,7 @@ from verl.workers.profiler import META, Trace
     [(False, ["", "step2", "step3", "", "step5"]), (True, ["", "step2-3", "step2-3", "", "step5"])],
 )
 def test_a_trace_has_one_step_or_a_run_of_steps(continuous: bool, names: list[str]) -> None:
-    config = GlobalProfilerConfig(tool="torch", steps=[5, 2, 3], profile_continuous_steps=continuous)
+    config = GlobalProfilerConfig(steps=[5, 2, 3], profile_continuous_steps=continuous)
     assert [recorded_steps(config, step) for step in range(1, 6)] == names
     assert recorded_steps(GlobalProfilerConfig(), 2) == ""
 
@@ -29,9 +29,9 @@ def test_a_trace_has_one_step_or_a_run_of_steps(continuous: bool, names: list[st
     ("profiler", "ranks"),
     [
         (ProfilerConfig(), None),
-        (ProfilerConfig(enable=True), [0]),
-        (ProfilerConfig(enable=True, ranks=[1, 3]), [1, 3]),
-        (ProfilerConfig(enable=True, all_ranks=True), [0, 1, 2, 3]),
+        (ProfilerConfig(ranks=[0]), [0]),
+        (ProfilerConfig(ranks=[1, 3]), [1, 3]),
+        (ProfilerConfig(ranks="all"), [0, 1, 2, 3]),
     ],
 )
 def test_enabled_workers_are_recorded_on_the_chosen_ranks(

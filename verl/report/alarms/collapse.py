@@ -87,8 +87,7 @@ def cliff(history: History) -> Iterator[Reading]:
         f"{z:.1f} standard "
         f"errors).{why}",
         remedies=(
-            "trainer.resume_mode=resume_path with trainer.resume_from_path of a checkpoint up to "
-            f"step {step}",
+            f"trainer.resume_mode=.../global_step_N of a checkpoint up to step {step}",
             "a lower actor_rollout_ref.actor.optim.lr",
         ),
         series=("episode/success_rate", *((first[0],) if first else ())),

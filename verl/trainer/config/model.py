@@ -27,6 +27,7 @@ KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"
 DECAYING = "{}.lr_scheduler_type=linear,cosine"
+SCHEDULED = "a schedule with lr_scheduler_type=linear or cosine, or lr_warmup_steps below 1 and above 0"
 READ = "a loss that reads it"
 CLIPS = (
     "algorithm.rollout_correction.bypass_mode=false or "
@@ -55,6 +56,13 @@ def check_betas(value: list[float]) -> list[float]:
     """Return the betas of AdamW, or raise ValueError unless they are two."""
     if len(value) != 2:
         raise ValueError("expected two numbers, at least 0 and less than 1")
+    return value
+
+
+def steps_or_share(value: float) -> float:
+    """Return a number of steps, or a share of them below 1. Raise ValueError for half a step."""
+    if value > 1 and value != int(value):
+        raise ValueError("expected a whole number of steps, or a share of them below 1")
     return value
 
 
@@ -142,20 +150,27 @@ class ModelConfig(TrainedModelConfig):
 class OptimConfig:
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
     lr_scheduler_type: str = key("constant", "learning-rate schedule after the warm-up", choices=SCHEDULES)
-    lr_warmup_steps: int = key(-1, "optimizer steps of linear warm-up; -1 uses lr_warmup_steps_ratio", ge=-1)
-    lr_warmup_steps_ratio: float = key(
-        0.0, "warm-up as a fraction of total_training_steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1"
+    lr_warmup_steps: float = key(
+        0.0,
+        "optimizer steps of linear warm-up; below 1: their share of total_training_steps; 0: none",
+        ge=0,
+        check=steps_or_share,
     )
     min_lr_ratio: float = key(0.0, "final learning rate as a fraction of lr", ge=0, le=1, effect=DECAYING)
     total_training_steps: int = key(
         -1,
         "length of the schedule in optimizer steps; -1: all steps of the run",
         ge=-1,
-        effect=f"{DECAYING} or {{}}.lr_warmup_steps_ratio>0",
+        effect=SCHEDULED,
     )
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
     betas: list[float] = key([0.9, 0.999], "AdamW betas", ge=0, lt=1, check=check_betas)
     eps: float = key(1e-8, "AdamW epsilon", gt=0)
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether learning rates depend on the total number of steps."""
+        return self.lr_scheduler_type != "constant" or 0 < self.lr_warmup_steps < 1
 
 
 @dataclass

@@ -37,7 +37,6 @@ LOSS_AGG_MODES = (
     "seq-mean-token-sum-norm",
 )
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-VIEWS = ("own", "joint")
 GAE_LEVELS = ("token", "turn")
 GIGPO_MODES = ("mean_norm", "mean_std_norm")
 RAE_ORDERS = ("subtract_first", "update_first")

@@ -18,6 +18,7 @@ from verl.trainer.config.profiler import PROFILED, GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import PROGRAMS, SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
+from verl.utils.names import did_you_mean
 from verl.utils.tracking.backend import BACKENDS
 
 # Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are
@@ -190,6 +191,8 @@ TREE = "rollout.sampling=tree"
 TREE_RETURNS = ("step", "committed")
 COMMITTED = "rollout.tree.returns=committed"
 OWN_DEVICES = "rollout.n_gpus_per_node>0"
+RESUME_MODES = ("auto", "disable")
+EXPECTED_MODE = "auto, disable or a checkpoint folder .../global_step_N"
 
 
 @dataclass
@@ -294,6 +297,13 @@ class CollectConfig:
     )
 
 
+def _resumed(value: str) -> str:
+    """Return `value`. Raise ValueError unless it is a mode, or a path with a folder's name."""
+    if value not in RESUME_MODES and "/" not in value and not value.startswith("global_step_"):
+        raise ValueError(f"expected {EXPECTED_MODE}{did_you_mean(value, RESUME_MODES)}")
+    return value
+
+
 @dataclass
 class TrainerConfig:
     project_name: str = key("verl-mas", "project name: folder under outputs/")
@@ -322,11 +332,9 @@ class TrainerConfig:
     max_ckpt_to_keep: int = key(2, "number of latest checkpoints to keep; 0 keeps all", ge=0)
     resume_mode: str = key(
         "auto",
-        "auto (continue this experiment if it has a checkpoint) | disable | resume_path",
-        choices=("auto", "disable", "resume_path"),
-    )
-    resume_from_path: Optional[str] = key(
-        None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path"
+        "auto (continue this experiment if it has a checkpoint) | disable | a checkpoint folder "
+        ".../global_step_N, from which the run continues",
+        check=_resumed,
     )
     check_engines: bool = key(
         True,

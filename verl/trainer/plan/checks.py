@@ -591,7 +591,7 @@ def check_critic_keys(critic: CriticConfig, plan: RunPlan) -> None:
                 "critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.max_prompt_length
-        if critic.view == "joint" and longest > critic.joint_prompt_length:
+        if critic.joint_prompt_length is not None and longest > critic.joint_prompt_length:
             raise ConfigError(
                 f"critic.joint_prompt_length={critic.joint_prompt_length} is less than the prompt "
                 f"of agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt "

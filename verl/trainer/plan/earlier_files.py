@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from verl.trainer.config.profiler import ALL
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agent_overrides import WHERE
 from verl.utils.names import slug
@@ -48,6 +49,7 @@ class Switch:
         note: the value for off in words.
         words: values of the switch for on and off.
         is_verls: verl has the switch and the key, and the switch is off there unless it is set.
+        is_upstreams: verl or Dr. MAS has the switch.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Switch:
     note: str
     words: tuple[Any, Any] = (True, False)
     is_verls: bool = False
+    is_upstreams: bool = True
 
     def merged(self) -> Merged:
         """Return the rule for files in which the switch stands in the section of the key."""
@@ -96,9 +99,49 @@ SWITCHES = (
         "null: no groups are dropped", is_verls=True,
     ),
     Switch(
+        "critic.view", "critic.joint_prompt_length", "1024", None, "null: the agent's own prompt",
+        words=("joint", "own"), is_upstreams=False,
+    ),
+    Switch(
         "reward.overlong_buffer.enable", "reward.overlong_buffer.len", "0", None, "null: no penalty"
     ),
 )  # fmt: skip
+
+
+def _warm_up(steps: float | None, share: float | None) -> float:
+    """Return the present `lr_warmup_steps`. Raises ConfigError for a share that has no spelling."""
+    if steps is not None and steps >= 0:
+        return steps
+    if share is not None and share >= 1:
+        raise ConfigError(
+            f"lr_warmup_steps_ratio={share} is of an earlier version: write the number of steps as "
+            "lr_warmup_steps, or use the version that wrote the file"
+        )
+    return share or 0.0
+
+
+def _ranks(enable: bool | None, all_ranks: bool | None, ranks: Any) -> Any:
+    return (ALL if all_ranks else ranks or [0]) if enable else []
+
+
+# Keys beside the switches that are one key now.
+MERGED = (
+    *(
+        Merged(f"{section}.optim", ("lr_warmup_steps", "lr_warmup_steps_ratio"), "lr_warmup_steps", _warm_up)
+        for section in (ACTOR, "critic")
+    ),
+    *(
+        Merged(f"{section}.profiler", ("enable", "all_ranks", "ranks"), "ranks", _ranks)
+        for section in (ACTOR, "critic")
+    ),
+    Merged("global_profiler", ("tool", "steps"), "steps", lambda tool, steps: steps if tool else None),
+    Merged(
+        "trainer",
+        ("resume_mode", "resume_from_path"),
+        "resume_mode",
+        lambda mode, folder: folder if mode == "resume_path" else mode,
+    ),
+)
 # Keys that are no keys any more: the value that each has now, which it had unless it was set, and
 # what to do instead.
 FORMER: dict[str, tuple[Any, str]] = {
@@ -136,8 +179,8 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     algorithm = _section(saved, "algorithm")
     if "use_kl_in_reward" in algorithm:
         _section(algorithm, "kl_ctrl")["use_kl_in_reward"] = algorithm.pop("use_kl_in_reward")
-    for switch in SWITCHES:
-        _merge(switch.merged(), saved, agent)
+    for rule in (*(switch.merged() for switch in SWITCHES), *MERGED):
+        _merge(rule, saved, agent)
     sandbox = _section(saved, "sandbox")
     if sandbox.get("backend") == "local" and "url" in sandbox:
         sandbox["url"] = ""  # the address had no effect

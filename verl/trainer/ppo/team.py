@@ -362,7 +362,7 @@ class TeamWorkers:
         """Return the meta_info of a call that is recorded, see `TeamTraces.meta`: under the first of
         these learners that is.
         """
-        if self.config.global_profiler.tool is None:
+        if not self.config.global_profiler.steps:
             return {}
         from verl.trainer.ppo.traces import TeamTraces  # of this key alone
 
