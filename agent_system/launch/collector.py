@@ -103,10 +103,10 @@ def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, A
         return options
     if options:
         raise AgentSystemError(
-            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team "
-            "or agent.team_command, and its options are the keys under gateway"
+            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is "
+            "agent.team, and its options are the keys under gateway"
         )
-    return {"team": agent.team, "command": agent.team_command, "keys": gateway}
+    return {"team": agent.team, "keys": gateway}
 
 
 def build_reward_model(

@@ -87,7 +87,10 @@ def test_the_keys_of_an_example_of_dr_mas_pass_every_check(script: str) -> None:
     settings = dict(o.lstrip("+").split("=", 1) for o in given)
     assert config.algorithm.adv_estimator == settings["algorithm.adv_estimator"]
     grouped = settings["algorithm.adv_estimator"] != "gae"
-    assert not grouped or config.algorithm.group_by_agent_id == ("algorithm.group_by_agent_id" in settings)
+    assert (
+        not grouped
+        or config.algorithm.group_by == ["uid", "agent_id"][: 1 + ("algorithm.group_by_agent_id" in settings)]
+    )
     assert (
         config.env.params.get("url") == settings.get("env.search.search_url", "").strip("'")
         or "search" not in script
@@ -824,6 +827,25 @@ SHARE_OF_ALL = "lr_warmup_steps_ratio; .*lr_warmup_steps: below 1"
         (["{profiler}.enable=true", "{profiler}.ranks=[1]"], "{profiler}.ranks", [1]),
         (["{profiler}.enable=true", "{profiler}.all_ranks=true"], "{profiler}.ranks", "all"),
         (["{profiler}.ranks=[1]", "{profiler}.enable=false"], "{profiler}.ranks", []),
+        ([f"{ACTOR}.clip_ratio=0.1"], f"{ACTOR}.clip_ratio_low", 0.1),
+        ([f"{ACTOR}.clip_ratio=0.1", f"{ACTOR}.clip_ratio_high=0.3"], f"{ACTOR}.clip_ratio_high", 0.3),
+        ([f"{ACTOR}.clip_ratio_low=0.3", f"{ACTOR}.clip_ratio=0.1"], f"{ACTOR}.clip_ratio_high", 0.1),
+        ([f"{ACTOR}.clip_ratio_low=null", f"{ACTOR}.clip_ratio=0.1"], f"{ACTOR}.clip_ratio_low", 0.1),
+        (["algorithm.group_by_agent_id=false"], "algorithm.group_by", ["uid"]),
+        (["algorithm.group_by_agent_id=true"], "algorithm.group_by", ["uid", "agent_id"]),
+        (
+            ["algorithm.group_by_agent_id=true", "algorithm.group_by=[uid,turn]"],
+            "algorithm.group_by",
+            ["uid", "turn"],
+        ),
+        (
+            ["algorithm.group_by_agent_id=true", "algorithm.preset=at_grpo"],
+            "algorithm.group_by",
+            ["traj_uid", "agent_id", "turn", "call"],
+        ),
+        (["algorithm.group_by_agent_id=false", "algorithm.preset=dr_mas"], "algorithm.group_by", ["uid"]),
+        (["agent.team_command=[node,team.js]"], "agent.team", ["node", "team.js"]),
+        (["trainer.balance_batch=true"], "trainer.resume_mode", "auto"),
         (["global_profiler.tool=null", "global_profiler.steps=[1]"], "global_profiler.steps", None),
         (["global_profiler.tool=torch", "global_profiler.steps=[1]"], "global_profiler.steps", [1]),
     ],
@@ -859,6 +881,12 @@ def test_keys_that_say_one_thing_are_one_key_in_any_command(
             r"resume_from_path; .* trainer\.resume_mode: the folder itself",
         ),
         (["trainer.resume_mode=resume_path"], "expected auto, disable or a checkpoint folder"),
+        (
+            ["trainer.balance_batch=false"],
+            "no key any more: ranks always get about the same number of tokens",
+        ),
+        (["algorithm.group_by_agent_id=maybe"], r"here algorithm\.group_by: \[uid,agent_id\], or \[uid\]"),
+        (["agent.team_command=a b", "agent.team=a:b"], "set the same key to different values"),
         ([f"{PER_AGENT}.actor.profiler.enable=[true,false]"], r"profiler\.ranks: one list per agent, or all"),
     ],
 )

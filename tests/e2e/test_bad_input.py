@@ -422,8 +422,8 @@ CROSS_KEY = [
         "error: trainer.resource_pool=dedicated: trainer.nnodes=1 * trainer.n_gpus_per_node=1",
     ),
     (
-        [f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio=0.1"],
-        f"error: {MODEL}.actor.clip_ratio=0.1 has no effect",
+        [f"{MODEL}.actor.policy_loss.loss_mode=sapo", f"{MODEL}.actor.clip_ratio_low=0.1"],
+        f"error: {MODEL}.actor.clip_ratio_low=0.1 has no effect",
     ),
     (["data.train_batch_size"], "error: data.train_batch_size: expected key=value"),
     (

@@ -54,7 +54,7 @@ FILTER = {
 }
 COMMITTED = TREE | {
     "rollout.tree.returns": "committed",
-    "algorithm.group_by_agent_id": True,
+    "algorithm.group_by": "[uid,agent_id]",
     "reward.team_scope": "episode",
 }
 CORRECTION = "algorithm.rollout_correction"

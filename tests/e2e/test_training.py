@@ -245,7 +245,7 @@ def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_t
     "changes",
     [
         {"agent.specialization": "prompt"},
-        {"algorithm.adv_estimator": "rloo", "algorithm.group_by_agent_id": False},
+        {"algorithm.adv_estimator": "rloo", "algorithm.group_by": "[uid]"},
         {"agent.agent_specific_parameters.actor.optim.lr": "[0.001,0.0]"},
     ],
     ids=["shared", "rloo_by_task", "lr_per_agent"],

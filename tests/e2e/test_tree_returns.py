@@ -26,7 +26,7 @@ TREE: Mapping[str, Any] = {
     "trainer.total_training_steps": 1,
     "data.val_max_samples": 1,
 }
-COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by_agent_id": True}
+COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by": "[uid,agent_id]"}
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "gigpo": COMMITTED | {"algorithm.adv_estimator": "gigpo"},
     "gae_turn": COMMITTED | {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"},

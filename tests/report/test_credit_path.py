@@ -409,7 +409,7 @@ def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = (
 
 
 GROUPS: tuple[dict[str, Any], ...] = (
-    {}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"group_by": []},
+    {}, {"group_by": ["uid"]}, {"group_by": ["uid", "agent_id", "turn"]}, {"group_by": []},
     {"group_by": ["traj_uid", "agent_id", "turn", "call"]}, {"group_by": ["task_id", "depth"]},
     {"group_by": ["uid", "design"]}, {"group_by": ["uid", "policy_id"]}, {"group_by": ["wg_id"]},
     {"group_by": ["uid", "data_source", "candidate"]},

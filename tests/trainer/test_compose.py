@@ -115,7 +115,8 @@ def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path,
         assert value_at(command_line.load_config(tmp_path / "config.yaml"), switch.number) == expected
 
 
-OPTIM = "actor_rollout_ref.actor.optim"
+ACTOR = "actor_rollout_ref.actor"
+OPTIM = f"{ACTOR}.optim"
 PROFILER = "critic.profiler"
 EARLIER_FILES = [
     (
@@ -142,6 +143,17 @@ EARLIER_FILES = [
         f"{PROFILER}.ranks",
         "all",
     ),
+    ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": None}, f"{ACTOR}.clip_ratio_low", 0.1),
+    ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_high": 0.3}, f"{ACTOR}.clip_ratio_high", 0.3),
+    (
+        {"algorithm.group_by_agent_id": True, "algorithm.group_by": None},
+        "algorithm.group_by",
+        ["uid", "agent_id"],
+    ),
+    ({"algorithm.group_by_agent_id": False, "algorithm.group_by": None}, "algorithm.group_by", ["uid"]),
+    ({"algorithm.group_by_agent_id": False, "algorithm.group_by": ["turn"]}, "algorithm.group_by", ["turn"]),
+    ({"agent.team_command": [], "agent.team": "a:b"}, "agent.team", "a:b"),
+    ({"agent.team_command": ["a", "b"], "agent.team": None}, "agent.team", ["a", "b"]),
     ({"global_profiler.tool": None, "global_profiler.steps": [1]}, "global_profiler.steps", None),
     ({"global_profiler.tool": "torch", "global_profiler.steps": [1]}, "global_profiler.steps", [1]),
 ]
@@ -162,7 +174,7 @@ def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) 
     saved = OmegaConf.create(asdict(command_line.compose_config([*TEAM, "agent.agent_ids=[A,B]"])))
     OmegaConf.update(saved, OPTIM, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5})
     own = {
-        "actor": {"optim": {"lr_warmup_steps": [7, None]}},
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
         "rollout": {"val_kwargs": {"do_sample": [False, None]}},
     }
     OmegaConf.update(saved, "agent.agent_specific_parameters", own)
@@ -170,10 +182,12 @@ def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) 
     OmegaConf.save(saved, tmp_path / "config.yaml")
     config = command_line.load_config(tmp_path / "config.yaml")
     assert config.agent.agent_specific_parameters == {
-        "actor": {"optim": {"lr_warmup_steps": [7, None]}},
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
         "rollout": {"val_kwargs": {"temperature": [0.0, None]}},
     }
-    assert config.actor_rollout_ref.actor.optim.lr_warmup_steps == 0.5
+    actor_config = config.actor_rollout_ref.actor
+    assert actor_config.optim.lr_warmup_steps == 0.5
+    assert (actor_config.clip_ratio_low, actor_config.clip_ratio_high) == (0.1, 0.4)
 
 
 @pytest.mark.parametrize("name", FORMER)

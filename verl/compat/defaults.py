@@ -41,7 +41,7 @@ VERL_DEFAULTS = {
 DR_MAS_DEFAULTS = {
     f"{ACTOR}.entropy_coeff": "0.001",
     f"{ACTOR}.invalid_action_penalty_coef": "0.1",
-    "algorithm.group_by_agent_id": "false",
+    "algorithm.group_by": "[uid]",
     "algorithm.gigpo.similarity_thresh": "1.0",
     "env.max_steps": "50",
     "env.history_length": "2",
@@ -64,7 +64,7 @@ FOLLOW = (
 # Keys that are left out where they have no effect: verl reads them under the same conditions, or
 # they change speed and memory alone.
 MAY_HAVE_NO_EFFECT = (
-    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio",
+    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio_",
     f"{ACTOR}.ppo_max_token_len_per_gpu",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.",
     f"{ROLLOUT}.log_prob_",
@@ -73,7 +73,7 @@ MAY_HAVE_NO_EFFECT = (
     f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine",
     "critic.",
     "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.",
-    "algorithm.group_by_agent_id",
+    "algorithm.group_by",
     "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup",
     "trainer.total_epochs",
     f"{ACTOR}.profiler.", "global_profiler.",

@@ -29,11 +29,13 @@ from verl.compat.values import (
     beside_enable,
     beside_switch,
     both,
+    both_sides,
     carried,
     carried_per_agent,
     engine_gpus,
     engine_nodes,
     equal_to_here,
+    grouped,
     hybrid_engine,
     into_dtype,
     loggers,
@@ -442,6 +444,17 @@ TWINS: tuple[VerlKey, ...] = (
     ),
     *(entry for switch in SWITCHES for entry in _switch(switch)),
     *(
+        _renamed(f"{section}.clip_ratio", f"{section}.clip_ratio_low", f"{section}.clip_ratio_high", note="both sides", take=both_sides)
+        for section in (ACTOR, f"{PER_AGENT}.actor")
+    ),
+    *(
+        _renamed(f"{ACTOR}.{name}", f"{ACTOR}.{name}", note="null: clip_ratio", take=nothing("null"))
+        for name in ("clip_ratio_low", "clip_ratio_high")
+    ),
+    _renamed("algorithm.group_by_agent_id", "algorithm.group_by", note="[uid,agent_id], or [uid]", take=grouped),
+    VerlKey("agent.team_command", ("agent.team",), "a command, or module:function", carried, FORMER_KEY),
+    *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=nothing("true")),
+    *(
         _renamed(f"{section}.{name}", f"{section}.lr_warmup_steps", note="below 1: their share of the schedule's", take=warm_up)
         for section in (f"{ACTOR}.optim", f"{PER_AGENT}.actor.optim", "critic.optim")
         for name in ("lr_warmup_steps_ratio", "lr_warmup_steps")
@@ -473,6 +486,7 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
     ),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
     _renamed("trainer.resume_from_path", "trainer.resume_mode", note="the folder itself", take=no_effect()),
+    *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=no_effect()),
     _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=without_switch("global_profiler.tool", "null")),
     *(
         _renamed(f"{section}.ranks", f"{section}.ranks", note="[]: none", take=without_switch(f"{section}.enable"))

@@ -242,6 +242,31 @@ def without_switch(switch: str, off: str = "false") -> Take:
     return take
 
 
+def both_sides(setting: Setting) -> Translation | None:
+    """Translated to both keys, but those that have a value in the command."""
+    sides = [
+        key
+        for key in setting.here
+        if all(
+            plain(setting.command.get(name, "null")) == "null"
+            for name in (key, key.replace(PER_AGENT, "actor_rollout_ref", 1))
+        )
+    ]
+    return Translation(dict.fromkeys(sides, setting.value), listed=False)
+
+
+def grouped(setting: Setting) -> Translation | None:
+    """Translated: true to [uid,agent_id], false to [uid], unless group_by is in the command."""
+    key = setting.here[0]
+    preset = PRESETS.get(plain(setting.command.get("algorithm.preset", "null")), {})
+    if setting.plain not in ("true", "false"):
+        return None
+    by_agent = "[uid,agent_id]"
+    decided = plain(setting.command.get(key, "null")) != "null" or preset.get(key, by_agent) != by_agent
+    fields = by_agent if setting.plain == "true" else "[uid]"
+    return Translation({} if decided else {key: fields}, listed=False)
+
+
 def warm_up(setting: Setting) -> Translation | None:
     """Translated: a share below 1 is the number of steps where none is named; -1 steps are none."""
     section = setting.key.rpartition(".")[0]

@@ -70,7 +70,7 @@ def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
     check(config)
 
 
-@pytest.mark.parametrize("own", ["clip_ratio", "tau_pos"])
+@pytest.mark.parametrize("own", ["clip_ratio_low", "tau_pos"])
 @pytest.mark.parametrize("losses", list(product(["vanilla", "sapo"], repeat=2)))
 @pytest.mark.parametrize("values", list(product([None, 0.5], repeat=2)))
 @pytest.mark.parametrize("frozen", [False, True])
@@ -100,7 +100,7 @@ def test_a_common_key_of_the_policies_needs_one_that_reads_it_and_has_no_own_val
 def test_an_evaluation_takes_the_keys_of_the_run(config: RunConfig) -> None:
     config.algorithm.adv_estimator, config.algorithm.lam, config.trainer.total_epochs = "gae", 0.9, 5
     config.critic.optim.lr = config.actor_rollout_ref.actor.optim.lr = 0.01
-    config.actor_rollout_ref.actor.clip_ratio = 0.3
+    config.actor_rollout_ref.actor.clip_ratio_low = 0.3
     for val_only in (False, True):
         config.trainer.val_only = val_only
         check(config)
@@ -135,9 +135,7 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rae", "reinforce_plus_plus", "remax"])
-@pytest.mark.parametrize(
-    ("key", "value"), [("group_by", ["uid"]), ("group_by_agent_id", False), ("singleton", "raw")]
-)
+@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("singleton", "raw")])
 def test_keys_of_groups_need_an_estimator_that_has_some(
     config: RunConfig, estimator: str, key: str, value: Any
 ) -> None:
@@ -173,10 +171,10 @@ def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig
     ("loss", "key", "value"),
     [
         ("vanilla", "policy_loss.dro_beta", 0.3),
-        ("gpg", "clip_ratio", 0.1),
+        ("gpg", "clip_ratio_high", 0.1),
         ("sapo", "clip_ratio_high", 0.3),
         ("kl_cov", "clip_ratio_low", 0.1),
-        ("dro", "clip_ratio", 0.1),
+        ("dro", "clip_ratio_low", 0.1),
         ("gspo", "clip_ratio_c", 10.0),
         ("clip_cov", "clip_ratio_c", 10.0),
         ("sapo", "loss_agg_mode", "token-sum"),
@@ -198,7 +196,7 @@ def test_keys_that_the_loss_does_not_read_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio"), ("clip_cov", "clip_ratio_low")]
+    ("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio_high"), ("clip_cov", "clip_ratio_low")]
 )
 def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: str) -> None:
     config.actor_rollout_ref.actor.policy_loss.loss_mode = loss
@@ -298,7 +296,7 @@ def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(
     check(config)
 
 
-@pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio", 0.1)])
+@pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio_low", 0.1)])
 def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(
     config: RunConfig, key: str, value: Any
 ) -> None:

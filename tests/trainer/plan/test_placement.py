@@ -168,7 +168,7 @@ def test_one_value_and_a_list_of_it_mean_the_same() -> None:
 
 
 def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_checkpoint() -> None:
-    own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio": [0.1, 0.2, 0.3, 0.4]},
+    own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio_low": [0.1, 0.2, 0.3, 0.4]},
            "model": {"lora_rank": [4, 8, 16, None], "target_modules": [["q_proj"], "all-linear", None, None]},
            "rollout": {"temperature": [0.7, 1.0, 1.0, 1.0]}}  # fmt: skip
     placement = build_placement(
@@ -226,7 +226,7 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "expected"),
     [
-        ("actor", "clip_ratio_low", "x", r"x \(agent 'A'\): expected float or null"),
+        ("actor", "ppo_max_token_len_per_gpu", "x", r"x \(agent 'A'\): expected int or null"),
         ("rollout", "response_length", True, r"True \(agent 'A'\): expected int or null"),
         ("model", "tokenizer_path", True, r"True \(agent 'A'\): expected str or null"),
         ("model", "tokenizer_path", ["a"], r"\['a'\] \(agent 'A'\): expected str or null"),

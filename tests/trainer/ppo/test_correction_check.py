@@ -207,7 +207,7 @@ def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pyte
         ("sapo", "tau_neg", 0.0, "tau_neg=0.0 .*sapo needs a positive number"),
         (
             "bypass_mode",
-            "clip_ratio",
+            "clip_ratio_low",
             0.2,
             r"loss_mode=bypass_mode .*needs algorithm\.rollout_correction\.bypass_mode=true",
         ),

@@ -34,18 +34,17 @@ REWARD_FIELDS = (
     "response_clipped", "prompt_clipped",
     "masked",
 )  # fmt: skip
+BY_AGENT = ("uid", "agent_id")
 READ = "an estimator that reads it"
 IN_REWARD = "algorithm.kl_ctrl.kl_coef>0 (the KL of the loss is actor_rollout_ref.actor.kl_loss_coef)"
 ADAPTIVE = "algorithm.kl_ctrl.target_kl"
 FILTERED = "algorithm.filter_groups.metric"
 
 
-def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
+def _within_a_task(fields: Sequence[str]) -> Sequence[str]:
     """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are
     reported by the check of choices.
     """
-    if fields is None:
-        return None
     are_sample_fields = set(fields) <= set(SAMPLE_FIELDS)
     if are_sample_fields and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
@@ -179,15 +178,10 @@ class AlgorithmConfig:
     gdpo_reward_weights: Optional[list[float]] = key(
         None, "weights of gdpo_reward_keys; null: 1 each", effect=READ
     )
-    group_by_agent_id: bool = key(
-        True,
-        "Dr. MAS: one group per task and agent instead of one per task",
-        effect=("algorithm.group_by=null", READ),
-    )
-    group_by: Optional[list[str]] = key(
-        None,
-        "sample fields that define a group: samples with equal values are compared; overrides "
-        "group_by_agent_id",
+    group_by: list[str] = key(
+        [*BY_AGENT],
+        "sample fields that define a group: samples with equal values are compared. [uid,agent_id] "
+        "compares the samples of a task and agent (Dr. MAS), [uid] all of a task (GRPO)",
         choices=SAMPLE_FIELDS,
         check=_within_a_task,
         effect=READ,

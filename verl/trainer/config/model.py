@@ -256,15 +256,9 @@ class ActorConfig(UpdateConfig):
         "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in "
         "part rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
-    clip_ratio: float = key(
-        0.2,
-        "PPO clip range; clip_ratio_low/high override one side each",
-        ge=0,
-        effect=(CLIPS, READ, "{}.clip_ratio_low=null or {}.clip_ratio_high=null"),
-    )
-    clip_ratio_low: Optional[float] = key(None, "lower clip range", ge=0, effect=(CLIPS, READ))
-    clip_ratio_high: Optional[float] = key(
-        None, "upper clip range (DAPO clip-higher)", ge=0, effect=(CLIPS, READ)
+    clip_ratio_low: float = key(0.2, "lower clip range of PPO", ge=0, effect=(CLIPS, READ))
+    clip_ratio_high: float = key(
+        0.2, "upper clip range of PPO (DAPO clip-higher)", ge=0, effect=(CLIPS, READ)
     )
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages", gt=1, effect=(CLIPS, READ))
     loss_agg_mode: str = key(
@@ -290,6 +284,11 @@ class ActorConfig(UpdateConfig):
     optim: OptimConfig = section(OptimConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
     profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED)
+
+    @property
+    def clip_ratio(self) -> float:
+        """verl's name for the clip range where the sides have none of their own."""
+        return self.clip_ratio_high
 
     @property
     def use_kl_loss(self) -> bool:

@@ -66,5 +66,5 @@ LORA_DEFAULTS: Mapping[str, Any] = {
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref."
 ALGORITHM = "algorithm."
-GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+GROUP_KEYS = ("group_by", "singleton")
 NO_OWN_VALUE = "an agent without its own value"

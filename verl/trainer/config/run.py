@@ -113,17 +113,11 @@ class AgentConfig:
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
-    team: Optional[str] = key(
+    team: Any = key(
         None,
-        "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md",
-        check=texts,
-        effect=GATEWAY,
-    )
-    team_command: Any = key(
-        [],
-        "with orchestra_type=gateway, instead of team: a command that each episode runs, such as "
-        '[python,my_team.py] or "node team.js"',
-        type=Union[str, list[str]],
+        "with orchestra_type=gateway: the team as module:function, or as a command that each episode "
+        'runs, such as [python,my_team.py] or "node team.js"; see docs/frameworks.md',
+        type=Optional[Union[str, list[str]]],
         check=texts,
         effect=GATEWAY,
     )
@@ -348,7 +342,6 @@ class TrainerConfig:
     )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
-    balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")
     logger: list[str] = key(
         ["console", "jsonl"],
         "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), "

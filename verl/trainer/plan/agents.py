@@ -30,7 +30,6 @@ COMMON_KEYS = (
     "adv_estimator",
     "call_weighting",
     "group_by",
-    "group_by_agent_id",
     "singleton",
     "statistics_over",
 )
@@ -262,10 +261,10 @@ def split_by_settings(
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:
-    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's
-    `[uid, agent_id]` or GRPO's `[uid]`.
+    """Return the sample fields that define a group: `algorithm.group_by`.
 
-    Also `[uid]` without a config, or with one of verl's, which has neither key.
+    `[uid]` without a config, or with one of verl's, which has no such key, unless it has Dr. MAS's
+    `group_by_agent_id`.
     """
     group_by = own_key(config, "group_by", None)
     if group_by is not None:

@@ -120,6 +120,10 @@ def _warm_up(steps: float | None, share: float | None) -> float:
     return share or 0.0
 
 
+def _groups(by_agent: bool | None, fields: list[str] | None) -> list[str]:
+    return fields if fields is not None else ["uid", "agent_id"] if by_agent else ["uid"]
+
+
 def _ranks(enable: bool | None, all_ranks: bool | None, ranks: Any) -> Any:
     return (ALL if all_ranks else ranks or [0]) if enable else []
 
@@ -134,6 +138,12 @@ MERGED = (
         Merged(f"{section}.profiler", ("enable", "all_ranks", "ranks"), "ranks", _ranks)
         for section in (ACTOR, "critic")
     ),
+    *(
+        Merged(ACTOR, (ratio, name), name, lambda both, side: both if side is None else side)
+        for ratio, name in (("ratio_below", "clip_ratio_low"), ("ratio_above", "clip_ratio_high"))
+    ),
+    Merged("algorithm", ("group_by_agent_id", "group_by"), "group_by", _groups),
+    Merged("agent", ("team_command", "team"), "team", lambda command, team: command or team),
     Merged("global_profiler", ("tool", "steps"), "steps", lambda tool, steps: steps if tool else None),
     Merged(
         "trainer",
@@ -145,6 +155,7 @@ MERGED = (
 # Keys that are no keys any more: the value that each has now, which it had unless it was set, and
 # what to do instead.
 FORMER: dict[str, tuple[Any, str]] = {
+    "trainer.balance_batch": (True, "ranks always get about the same number of tokens"),
     "reward.model.cache_size": (100_000, "100,000 scores are kept"),
     "reward.model.dtype": ("auto", "actor_rollout_ref.rollout.dtype is the reward model's as well"),
     "reward.model.micro_batch_size": (
@@ -179,6 +190,13 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     algorithm = _section(saved, "algorithm")
     if "use_kl_in_reward" in algorithm:
         _section(algorithm, "kl_ctrl")["use_kl_in_reward"] = algorithm.pop("use_kl_in_reward")
+    own_actor = _section(_section(agent, "agent_specific_parameters"), "actor")
+    for actor in (_section(_section(saved, MODELS), "actor"), own_actor):
+        if "clip_ratio" in actor:  # one for each side
+            actor |= dict.fromkeys(("ratio_below", "ratio_above"), actor.pop("clip_ratio"))
+    for values in _section(algorithm, "per_agent").values():
+        if isinstance(values, dict) and "group_by_agent_id" in values:
+            values["group_by"] = _groups(values.pop("group_by_agent_id"), values.get("group_by"))
     for rule in (*(switch.merged() for switch in SWITCHES), *MERGED):
         _merge(rule, saved, agent)
     sandbox = _section(saved, "sandbox")

@@ -2,8 +2,8 @@
 
 A preset sets only what defines the method: learning rates, batch and group sizes and lengths stay those of the run. Explicitly given
 keys win, before or after the preset; so do those of a script (examples/run_math.sh gives no value that a preset would change).
-`actor_rollout_ref.actor.clip_ratio`, if given, replaces both sides of a preset's clip range. The run prints the expansion, and its
-config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
+`actor_rollout_ref.actor.clip_ratio`, verl's name for both sides of the clip range, replaces both of a preset. The run prints the
+expansion, and its config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
 
 dr_mas
 ------
@@ -11,7 +11,7 @@ dr_mas
 samples of the same task and agent; the team reward of an episode is the reward of all its samples. For mathematics, the paper uses
 GRPO's clip range 0.2, 8 episodes per task, learning rate 1e-6 and no KL.
 
-Keys: `algorithm.group_by_agent_id`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
+Keys: `algorithm.group_by`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
 Use when: rewards or call frequencies differ between the agents of a team ([recipe/dr_mas](../recipe/dr_mas/README.md)).
 Fails when: an agent is called so rarely that its groups have one sample: its advantage is then 0.
 
@@ -65,7 +65,7 @@ NO_KL = {"algorithm.kl_ctrl.kl_coef": "0.0", f"{ACTOR}.kl_loss_coef": "0.0"}
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "dr_mas": {
         "algorithm.adv_estimator": "grpo",
-        "algorithm.group_by_agent_id": "true",
+        "algorithm.group_by": "[uid,agent_id]",
         "algorithm.norm_adv_by_std_in_grpo": "true",
         "reward.team_scope": "episode",
     },
@@ -95,10 +95,6 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         **NO_KL,
     },
 }
-# A given key replaces these keys of a preset as well, unless its value is true.
-REPLACES = {
-    f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
-}
 
 
 class PresetError(ConfigError):
@@ -107,7 +103,7 @@ class PresetError(ConfigError):
 
 def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return key -> value, as on the command line, of a preset without the keys that `overrides`
-    sets or replaces.
+    sets.
 
     Raises PresetError listing the known presets.
     """
@@ -115,16 +111,7 @@ def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) ->
         raise PresetError(
             f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}"
         )
-    left_out = {
-        *overrides,
-        *(
-            other
-            for key, value in overrides.items()
-            if value.lower() != "true"
-            for other in REPLACES.get(key, ())
-        ),
-    }
-    return {key: value for key, value in PRESETS[name].items() if key not in left_out}
+    return {key: value for key, value in PRESETS[name].items() if key not in overrides}
 
 
 def expand_presets(overrides: Sequence[str]) -> list[str]:

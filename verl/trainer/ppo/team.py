@@ -427,11 +427,7 @@ class TeamWorkers:
             present = set(part.batch.keys())
             sub = part.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
             sub, padding = pad_zero_weight(sub, ranks)
-            order = (
-                balance_order(sub, ranks, trained.use_prefix_grouper)
-                if self.config.trainer.balance_batch
-                else np.arange(len(sub))
-            )
+            order = balance_order(sub, ranks, trained.use_prefix_grouper)
             if len(parts) > 1:
                 sub.batch["adapter_index"] = torch.full((len(sub),), number)
             orders.append((order, padding))

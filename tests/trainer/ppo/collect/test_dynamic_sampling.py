@@ -80,10 +80,9 @@ def test_grouped_by_task_trajectories_are_compared() -> None:
     # Task a: means 0.75 and 0.25 differ. Task c: 0.5 and 0.5 are equal although the samples are not.
     rows = [*ROWS[:4], ("c", 0, "S", 1.0), ("c", 0, "V", 0.0), ("c", 1, "S", 0.0), ("c", 1, "V", 1.0)]
     assert (
-        signal_rows(make_batch(rows), AlgorithmConfig(group_by_agent_id=False)).tolist()
-        == [True] * 4 + [False] * 4
+        signal_rows(make_batch(rows), AlgorithmConfig(group_by=["uid"])).tolist() == [True] * 4 + [False] * 4
     )
-    over_samples = AlgorithmConfig(group_by_agent_id=False, statistics_over="samples")
+    over_samples = AlgorithmConfig(group_by=["uid"], statistics_over="samples")
     assert signal_rows(make_batch(rows), over_samples).all()
 
 
@@ -144,7 +143,7 @@ def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
         ("a", 1, "S", 0.5),
         ("a", 1, "V", 0.25),
     ]
-    keys = {"group_by_agent_id": False}
+    keys = {"group_by": ["uid"]}
     assert signal_rows(make_batch(rows), AlgorithmConfig(**keys)).all()
     assert not signal_rows(make_batch(rows), AlgorithmConfig(**keys, call_weighting="trajectory")).any()
 
@@ -172,7 +171,7 @@ def test_m_grpo_is_filtered_by_the_main_agents_episodes_and_the_sub_agents_calls
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=12, max_size=12),
     keys=st.sampled_from(
-        [{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]
+        [{}, {"group_by": ["uid"]}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]
     ),
     estimator=st.sampled_from(["grpo", "rloo", "opo", "m_grpo"]),
 )
