@@ -803,6 +803,44 @@ def test_the_penalty_for_long_replies_of_verl_needs_its_switch() -> None:
         assert compose_config([*ALONE, *typed]).reward.overlong_buffer.len == length, typed
 
 
+REF = "actor_rollout_ref.ref.log_prob_"
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows"),
+    [
+        ([], [8, 8, 8]),
+        ([f"{ACTOR}.use_dynamic_bsz=True"], [None, None, None]),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+             f"{REF}micro_batch_size_per_gpu=5", "critic.ppo_micro_batch_size_per_gpu=6"],
+            [None, None, None],
+        ),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+             f"{REF}micro_batch_size_per_gpu=5", "critic.ppo_micro_batch_size_per_gpu=6"],
+            [4, 5, 6],
+        ),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=True", f"{REF}use_dynamic_bsz=False", f"{REF}micro_batch_size_per_gpu=7"],
+            [None, 7, None],
+        ),
+        ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=null", "critic.use_dynamic_bsz=True"], [8, 8, None]),
+    ],
+)  # fmt: skip
+def test_micro_batches_of_a_command_of_verl_count_what_they_count_there(
+    typed: list[str], rows: list[int | None]
+) -> None:
+    """Rows of the update, of the reference and of the critic; None: tokens."""
+    config = compose_config([*typed, "data.truncation=error"])
+    actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    assert [
+        actor.ppo_micro_batch_size_per_gpu,
+        reference.log_prob_micro_batch_size_per_gpu,
+        config.critic.ppo_micro_batch_size_per_gpu,
+    ] == rows
+
+
 OWN_OPTIM = f"{PER_AGENT}.actor.optim.lr_warmup_steps"
 WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
 FOLDER = "/a/global_step_3"

@@ -28,7 +28,7 @@ VERL_DEFAULTS = {
     "data.filter_overlong_prompts": "false",
     f"{MODEL}.enable_gradient_checkpointing": "true",
     f"{ACTOR}.ppo_mini_batch_size": "256",
-    f"{ACTOR}.use_dynamic_bsz": "false",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "8",
     f"{ACTOR}.shuffle": "false",
     f"{ROLLOUT}.val_kwargs.temperature": "0.0",
     "critic.model.enable_gradient_checkpointing": "true",
@@ -55,10 +55,9 @@ OLDER_DEFAULTS = {
 # Keys that have the value of another key unless they are set, there as here. Others that follow one
 # here keep their default there.
 FOLLOW = (
-    f"{REF}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz",
     f"{REF}.log_prob_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "critic.use_dynamic_bsz", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
+    "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
     "critic.loss_agg_mode",
 )  # fmt: skip
 # Keys that are left out where they have no effect: verl reads them under the same conditions, or

@@ -27,6 +27,7 @@ from verl.compat.values import (
     Take,
     below,
     beside_enable,
+    beside_leader,
     beside_switch,
     both,
     both_sides,
@@ -498,10 +499,15 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
     ),
     *(
         _renamed(name, name, note="null is the default, as there", take=nothing("null"))
-        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps",
-                     f"{ACTOR}.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
-                     f"{REF}.log_prob_micro_batch_size_per_gpu",
-                     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps", f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    ),
+    *(
+        _renamed(name, name, note="rows of a micro-batch", take=beside_leader(own, f"{ACTOR}.use_dynamic_bsz"))
+        for name, own in (
+            ("critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"),
+            (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{REF}.log_prob_use_dynamic_bsz"),
+            (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
+        )
     ),
     _renamed("reward.reward_manager.name", "reward.reward_manager.name",
              note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),

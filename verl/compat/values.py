@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.trainer.config.spec import as_typed
 from verl.trainer.plan.presets import PRESETS
 
 PER_AGENT = "agent.agent_specific_parameters"
@@ -154,7 +155,7 @@ def switched(on: str, off: str, words: tuple[str, str] = ("true", "false")) -> T
 
     def take(setting: Setting) -> Translation | None:
         if setting.key.startswith(f"{PER_AGENT}."):
-            return _switched_per_agent(setting, on, off)
+            return _switched_per_agent(setting, on, off, words)
         return _switched(setting, on, off, words)
 
     take.__doc__ = (
@@ -185,7 +186,7 @@ def _switched(setting: Setting, on: str, off: str, words: tuple[str, str]) -> Tr
     return Translation({key: off}, listed=False, against=per_agent if ignored else "")
 
 
-def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | None:
+def _switched_per_agent(setting: Setting, on: str, off: str, words: tuple[str, str]) -> Translation | None:
     key = setting.here[0]
     common_key, common_switch = (
         name.replace(PER_AGENT, "actor_rollout_ref", 1) for name in (key, setting.key)
@@ -194,8 +195,9 @@ def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | No
     switches = _read(setting.value)
     if not isinstance(switches, list) or any(switch not in (True, False, None) for switch in switches):
         return None
+    switches = [switch if switch is None else as_typed(switch) == words[0] for switch in switches]
     values = _elements(setting.command, key) or [None] * len(switches)
-    is_on = plain(setting.command.get(common_switch, str(common != "null"))) == "true"
+    is_on = plain(setting.command.get(common_switch, words[common == "null"])) == words[0]
     # null, which stands for the common value, cannot switch it off
     if len(values) != len(switches) or (off == "null" and is_on and False in switches):
         return None
@@ -265,6 +267,17 @@ def grouped(setting: Setting) -> Translation | None:
     decided = plain(setting.command.get(key, "null")) != "null" or preset.get(key, by_agent) != by_agent
     fields = by_agent if setting.plain == "true" else "[uid]"
     return Translation({} if decided else {key: fields}, listed=False)
+
+
+def beside_leader(own: str, switch: str) -> Take:
+    """Leave out a number of rows whose switch, `own`, follows `switch`, which asks for tokens."""
+
+    def take(setting: Setting) -> Translation | None:
+        by_tokens = own not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        return Translation() if by_tokens or setting.plain == "null" else None
+
+    take.__doc__ = f"Left out beside {switch}=true, which its own switch follows, and if null."
+    return take
 
 
 def warm_up(setting: Setting) -> Translation | None:

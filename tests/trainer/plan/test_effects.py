@@ -224,15 +224,15 @@ def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section
     keys = getattr(config.actor_rollout_ref, section)
     keys.log_prob_max_token_len_per_gpu = 4096
     check(config)
-    keys.log_prob_use_dynamic_bsz = False
+    keys.log_prob_micro_batch_size_per_gpu = 8
     with pytest.raises(
         IneffectiveKeyError,
-        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_use_dynamic_bsz=true",
+        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_micro_batch_size_per_gpu=null",
     ):
         check(config)
 
 
-PASS_KEYS = {"log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu": 4096}
+PASS_KEYS = {"log_prob_micro_batch_size_per_gpu": 8, "log_prob_max_token_len_per_gpu": 4096}
 
 
 @pytest.mark.parametrize("key", PASS_KEYS)

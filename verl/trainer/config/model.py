@@ -222,15 +222,14 @@ class UpdateConfig:
         le=MOST_UPDATES,
     )
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
-    use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 16384, and a GiB on a CPU",
         ge=1,
-        effect="{}.use_dynamic_bsz=true",
+        effect="{}.ppo_micro_batch_size_per_gpu=null",
     )
-    ppo_micro_batch_size_per_gpu: int = key(
-        8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false"
+    ppo_micro_batch_size_per_gpu: Optional[int] = key(
+        None, "rows of one micro-batch; null: as many as the token budget takes", ge=1
     )
     use_prefix_grouper: bool = key(
         True,
@@ -240,6 +239,11 @@ class UpdateConfig:
     )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
+
+    @property
+    def use_dynamic_bsz(self) -> bool:
+        """Whether micro-batches have a token budget instead of a number of rows."""
+        return self.ppo_micro_batch_size_per_gpu is None
 
 
 @dataclass
@@ -298,24 +302,18 @@ class ActorConfig(UpdateConfig):
 
 @dataclass
 class RefConfig:
-    log_prob_use_dynamic_bsz: bool = key(
-        True,
-        "micro-batches with a token budget instead of a number of rows",
-        effect=REFERENCE,
-        like=f"{ACTOR}.use_dynamic_bsz",
-    )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
-        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true"),
+        effect=(REFERENCE, "{}.log_prob_micro_batch_size_per_gpu=null"),
         like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
-    log_prob_micro_batch_size_per_gpu: int = key(
-        8,
-        "rows of one micro-batch",
+    log_prob_micro_batch_size_per_gpu: Optional[int] = key(
+        None,
+        "rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false"),
+        effect=REFERENCE,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
 
@@ -448,24 +446,18 @@ class RolloutConfig:
         "(broadcast by gloo or NCCL) | cuda_ipc (memory of a GPU that both use) | auto (on GPUs "
         "cuda_ipc, or collective if engines have their own; else object_store) | module.Class (a custom WeightTransfer)",
     )
-    log_prob_use_dynamic_bsz: bool = key(
-        True,
-        "old log-probs: micro-batches with a token budget instead of a number of rows",
-        effect=OLD_LOG_PROBS,
-        like=f"{ACTOR}.use_dynamic_bsz",
-    )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "old log-probs: token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
-        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true"),
+        effect=(OLD_LOG_PROBS, "{}.log_prob_micro_batch_size_per_gpu=null"),
         like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
-    log_prob_micro_batch_size_per_gpu: int = key(
-        8,
-        "old log-probs: rows of one micro-batch",
+    log_prob_micro_batch_size_per_gpu: Optional[int] = key(
+        None,
+        "old log-probs: rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false"),
+        effect=OLD_LOG_PROBS,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)

@@ -69,7 +69,7 @@ class Switch:
         def value(is_on: Any, number: Any) -> Any:
             return self.off if is_on == self.words[1] else number
 
-        booleans = (switch,) if self.words == (True, False) else ()
+        booleans = (switch,) if isinstance(self.words[0], bool) else ()
         return Merged(section, (switch, leaf), leaf, value, booleans)
 
 
@@ -97,6 +97,16 @@ SWITCHES = (
     Switch(
         "algorithm.filter_groups.enable", "algorithm.filter_groups.metric", "seq_reward", None,
         "null: no groups are dropped", is_verls=True,
+    ),
+    *(
+        Switch(
+            f"{section}.{prefix[0]}use_dynamic_bsz", f"{section}.{prefix[1]}micro_batch_size_per_gpu",
+            "8", None, "null: as many rows as the token budget takes", words=(False, True),
+        )
+        for section, prefix in (
+            (ACTOR, ("", "ppo_")), ("critic", ("", "ppo_")),
+            (f"{MODELS}.ref", ("log_prob_", "log_prob_")), (f"{MODELS}.rollout", ("log_prob_", "log_prob_")),
+        )
     ),
     Switch(
         "critic.view", "critic.joint_prompt_length", "1024", None, "null: the agent's own prompt",
