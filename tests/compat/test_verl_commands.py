@@ -253,7 +253,7 @@ def test_settings_of_a_profiler_are_taken_and_say_nothing_while_no_step_is_recor
     worker = config.actor_rollout_ref.actor.profiler
     assert (worker.ranks, worker.contents) == (("all", ["stack"]) if on else ([], []))
     assert (config.global_profiler.steps, config.global_profiler.save_path) == (
-        ([1, 2], "traces") if on else (None, None)
+        ([[1, 2]], "traces") if on else (None, None)
     )
 
 
@@ -844,6 +844,7 @@ def test_micro_batches_of_a_command_of_verl_count_what_they_count_there(
 OWN_OPTIM = f"{PER_AGENT}.actor.optim.lr_warmup_steps"
 WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
 FOLDER = "/a/global_step_3"
+PATH, NAME = (f"reward.custom_reward_function.{leaf}" for leaf in ("path", "name"))
 SHARE_OF_ALL = "lr_warmup_steps_ratio; .*lr_warmup_steps: below 1"
 
 
@@ -884,6 +885,21 @@ SHARE_OF_ALL = "lr_warmup_steps_ratio; .*lr_warmup_steps: below 1"
         (["algorithm.group_by_agent_id=false", "algorithm.preset=dr_mas"], "algorithm.group_by", ["uid"]),
         (["agent.team_command=[node,team.js]"], "agent.team", ["node", "team.js"]),
         (["trainer.balance_batch=true"], "trainer.resume_mode", "auto"),
+        (["trainer.check_engines=false"], "trainer.checks", ["memory"]),
+        (["trainer.check_engines=false", "trainer.check_memory=false"], "trainer.checks", []),
+        (["reward.shaping=discount", "reward.shaping_gamma=0.5"], "reward.shaping_by", 0.5),
+        ([f"{PATH}=f.py", f"{NAME}=score"], PATH, "f.py:score"),
+        ([f"{NAME}=compute_score", f"{PATH}=f.py"], PATH, "f.py"),
+        (["custom_reward_function.path='f.py'", "custom_reward_function.name=score"], PATH, "f.py:score"),
+        (
+            [
+                "global_profiler.tool=torch",
+                "global_profiler.steps=[1,2,4]",
+                "global_profiler.profile_continuous_steps=True",
+            ],
+            "global_profiler.steps",
+            [[1, 2], 4],
+        ),
         (["global_profiler.tool=null", "global_profiler.steps=[1]"], "global_profiler.steps", None),
         (["global_profiler.tool=torch", "global_profiler.steps=[1]"], "global_profiler.steps", [1]),
     ],
@@ -923,6 +939,12 @@ def test_keys_that_say_one_thing_are_one_key_in_any_command(
             ["trainer.balance_batch=false"],
             "no key any more: ranks always get about the same number of tokens",
         ),
+        (
+            ["rollout.pool_sizes={solver: 1}"],
+            r"pool_sizes; a key of an earlier version, here trainer\.pool_sizes: ",
+        ),
+        (["trainer.check_engines=0"], r"a key of an earlier version, here trainer\.checks: the list of"),
+        ([f"{NAME}=f"], r"function\.name; verl's key, here reward\.custom_reward_function\.path: file_or"),
         (["algorithm.group_by_agent_id=maybe"], r"here algorithm\.group_by: \[uid,agent_id\], or \[uid\]"),
         (["agent.team_command=a b", "agent.team=a:b"], "set the same key to different values"),
         ([f"{PER_AGENT}.actor.profiler.enable=[true,false]"], r"profiler\.ranks: one list per agent, or all"),

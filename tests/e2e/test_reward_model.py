@@ -146,7 +146,7 @@ def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: 
         "reward.model.api.base_url": judge_server.url,
         "reward.model.api.model": "big",
     }
-    changes |= {"reward.model.scope": "episode", "reward.model.combine": "replace"}
+    changes |= {"reward.model.agents": "null", "reward.model.combine": "replace"}
     train(
         changes
         | {"trainer.total_training_steps": 1, "trainer.val_before_train": False, "trainer.save_freq": -1}

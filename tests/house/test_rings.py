@@ -53,7 +53,7 @@ OPTIONAL = {
     "verl.trainer.ppo.asynchronous.check_keys": "a key of async_training",
     "verl.trainer.ppo.asynchronous.lanes": "async_training.mode=fully_async",
     "verl.trainer.ppo.asynchronous.stream": "async_training.mode=fully_async",
-    "verl.trainer.ppo.engine_check": "trainer.check_engines",
+    "verl.trainer.ppo.engine_check": "trainer.checks",
     "verl.trainer.ppo.asynchronous.saved_groups": "async_training.mode=fully_async, a checkpoint",
     "verl.trainer.ppo.collect.next_step": "async_training.mode=one_step_off",
     "verl.trainer.ppo.collect.dynamic_sampling": "algorithm.filter_groups.metric",

@@ -117,7 +117,7 @@ def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path,
 
 ACTOR = "actor_rollout_ref.actor"
 OPTIM = f"{ACTOR}.optim"
-PROFILER = "critic.profiler"
+PROFILER, FUNCTION = "critic.profiler", "reward.custom_reward_function"
 EARLIER_FILES = [
     (
         {f"{OPTIM}.lr_warmup_steps": -1, f"{OPTIM}.lr_warmup_steps_ratio": 0.1},
@@ -154,6 +154,27 @@ EARLIER_FILES = [
     ({"algorithm.group_by_agent_id": False, "algorithm.group_by": ["turn"]}, "algorithm.group_by", ["turn"]),
     ({"agent.team_command": [], "agent.team": "a:b"}, "agent.team", "a:b"),
     ({"agent.team_command": ["a", "b"], "agent.team": None}, "agent.team", ["a", "b"]),
+    ({"trainer.check_engines": False, "trainer.check_memory": True}, "trainer.checks", ["memory"]),
+    ({"reward.shaping": "binary", "reward.shaping_threshold": 2.0}, "reward.shaping_by", 2.0),
+    ({"reward.shaping": "binary", "reward.shaping_gamma": 2.0}, "reward.shaping_by", None),
+    ({"reward.shaping": "hop_discount", "reward.shaping_gamma": 0.5}, "reward.shaping_by", 0.5),
+    ({f"{FUNCTION}.path": "f.py", f"{FUNCTION}.name": "score"}, f"{FUNCTION}.path", "f.py:score"),
+    ({f"{FUNCTION}.path": None, f"{FUNCTION}.name": "compute_score"}, f"{FUNCTION}.path", None),
+    ({"trainer.pool_sizes": {"a": 2}, "rollout.pool_sizes": {}}, "trainer.pool_sizes", {"a": 2}),
+    (
+        {"trainer.pool_sizes": {"a": 2}, "rollout.pool_sizes": {"a": 1, "b": 3}},
+        "trainer.pool_sizes",
+        {"a": [2, 1], "b": [0, 3]},
+    ),
+    (
+        {
+            "global_profiler.tool": "torch",
+            "global_profiler.steps": [2, 1, 4],
+            "global_profiler.profile_continuous_steps": True,
+        },
+        "global_profiler.steps",
+        [[1, 2], 4],
+    ),
     ({"global_profiler.tool": None, "global_profiler.steps": [1]}, "global_profiler.steps", None),
     ({"global_profiler.tool": "torch", "global_profiler.steps": [1]}, "global_profiler.steps", [1]),
 ]

@@ -30,8 +30,8 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.alpha": -0.5}, "reward.alpha=-0.5: expected at least 0"),
         ({"reward.alpha": float("inf")}, "reward.alpha=inf: expected at least 0 and finite"),
         (
-            {"reward.shaping_threshold": float("nan")},
-            "reward.shaping_threshold=nan: expected a finite number",
+            {"reward.shaping_by": float("nan")},
+            "reward.shaping_by=nan: expected a finite number",
         ),
         (
             {"reward.overlong_buffer.penalty_factor": float("inf")},
@@ -42,7 +42,10 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
             "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'",
         ),
         ({"reward.shaping": "hop"}, "reward.shaping='hop': expected one of default, turn_weighted"),
-        ({"reward.shaping_gamma": 1.5}, "reward.shaping_gamma=1.5: expected at least 0 and at most 1"),
+        (
+            {"reward.shaping": "discount", "reward.shaping_by": 1.5},
+            "reward.shaping_by=1.5: expected at least 0 and at most 1",
+        ),
         ({"reward.propagation.mode": "treshold"}, "did you mean 'threshold'"),
         (
             {"reward.propagation.theta": 1.2},

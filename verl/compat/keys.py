@@ -49,9 +49,11 @@ from verl.compat.values import (
     recorded_ranks,
     recorded_steps,
     resumed,
+    reward_function,
     reward_manager,
     scored_by_model,
     shared_policy,
+    start_checks,
     switched,
     unused_tool,
     warm_up,
@@ -122,13 +124,14 @@ _PER_DEVICE = "rows per device, not over all devices"
 _ONE_SEED = "one seed for all random numbers"
 _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
-_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
+_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is agents=null, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = (
     "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
 )
 _TEXT = "text only: no images, video or audio"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
+FUNCTION = "reward.custom_reward_function"
 _FSDP2 = "FSDP2 is the one training engine"
 _ENGINES_ALONE = "timeline.jsonl has the calls of engines; vLLM's own profiler is not started"
 _REFERENCE_TRACE = "the reference runs in the policy's worker, and is in its trace"
@@ -289,7 +292,11 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies",
              take=equal_to_here),
     _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
-    _renamed("custom_reward_function", "reward.custom_reward_function", note="path, name and reward_kwargs", take=carried),
+    *(
+        _renamed(f"custom_reward_function.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        for name in ("path", "name")
+    ),
+    _renamed("custom_reward_function", FUNCTION, note="path:name and reward_kwargs", take=carried),
     *(
         _renamed(f"reward.reward_manager.{name}", "reward.reward_manager.name", note="a name that a plug-in registered (agent.plugins)")
         for name in ("source", "module")
@@ -466,6 +473,19 @@ TWINS: tuple[VerlKey, ...] = (
     ),
     _renamed("global_profiler.tool", "global_profiler.steps", note="torch is the one profiler", take=unused_tool),
     _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=recorded_steps),
+    _renamed("global_profiler.profile_continuous_steps", "global_profiler.steps", note="[[2,3]] has both in one trace",
+             take=nothing("true", "false")),
+    *(
+        VerlKey(f"trainer.check_{name}", ("trainer.checks",), "the list of those that are made", start_checks, FORMER_KEY)
+        for name in ("engines", "memory")
+    ),
+    *(
+        _renamed(f"{FUNCTION}.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        for name in ("path", "name")
+    ),
+    VerlKey("reward.shaping_gamma", ("reward.shaping_by",), "of discount and hop_discount", carried, FORMER_KEY),
+    VerlKey("reward.shaping_threshold", ("reward.shaping_by",), "of binary", carried, FORMER_KEY),
+    VerlKey("rollout.pool_sizes", ("trainer.pool_sizes",), "[6,2]: those of the trainer and of the engines", None, FORMER_KEY),
     *(
         _renamed(f"{section}.{name}", f"{section}.ranks", note="[0], or all; []: none", take=take)
         for section in (f"{ACTOR}.profiler", "critic.profiler")

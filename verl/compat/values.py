@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.trainer.config.run import START_CHECKS
 from verl.trainer.config.spec import as_typed
+from verl.trainer.plan.earlier_files import runs_of_steps
 from verl.trainer.plan.presets import PRESETS
 
 PER_AGENT = "agent.agent_specific_parameters"
@@ -65,6 +67,11 @@ Take = Callable[[Setting], Translation | None]
 def plain(value: str) -> str:
     """Return a value as typed in lower case, without quotes."""
     return value.strip().strip("'\"").lower()
+
+
+def plain_text(value: str) -> str:
+    """Return a value as typed without quotes."""
+    return value.strip().strip("'\"")
 
 
 def same(one: str, other: str) -> bool:
@@ -342,9 +349,40 @@ def beside_enable(setting: Setting) -> Translation | None:
 
 
 def recorded_steps(setting: Setting) -> Translation | None:
-    """Left out beside tool=null."""
+    """Left out beside tool=null; translated beside profile_continuous_steps=true: those that follow
+    each other are in a list.
+    """
     tool = setting.command.get("global_profiler.tool")
-    return Translation(listed=False) if tool is not None and plain(tool) == "null" else None
+    if tool is not None and plain(tool) == "null":
+        return Translation(listed=False)
+    steps = _read(setting.value)
+    joins = plain(setting.command.get("global_profiler.profile_continuous_steps", "false")) == "true"
+    if not joins or not isinstance(steps, list) or not all(isinstance(step, int) for step in steps):
+        return None
+    return Translation({setting.here[0]: str(runs_of_steps(steps)).replace(" ", "")}, listed=False)
+
+
+def start_checks(setting: Setting) -> Translation | None:
+    """Translated: the checks that are not false."""
+    values = {name: plain(setting.command.get(f"trainer.check_{name}", "true")) for name in START_CHECKS}
+    if not {*values.values()} <= {"true", "false"}:
+        return None
+    names = [name for name, value in values.items() if value == "true"]
+    return Translation({setting.here[0]: f"[{','.join(names)}]"}, listed=False)
+
+
+def reward_function(setting: Setting) -> Translation | None:
+    """Translated: path and name to one text, path:name."""
+    section = setting.key.rpartition(".")[0]
+    path, name = (plain_text(setting.command.get(f"{section}.{leaf}", "null")) for leaf in ("path", "name"))
+    if setting.key.endswith(".path"):
+        key = setting.here[0]
+        is_set = "null" not in (path, name) and name != "compute_score"
+        whole = f"{path}:{name}" if is_set else path
+        return Translation({key: whole}, listed=False) if is_set or setting.key != key else None
+    if setting.key.endswith(".name"):
+        return Translation(listed=False) if path != "null" or name == "compute_score" else None
+    return carried(setting)
 
 
 def unused_tool(setting: Setting) -> Translation | None:
@@ -455,7 +493,7 @@ def scored_by_model(setting: Setting) -> Translation | None:
     return Translation(
         {
             f"{section}.kind": "sequence_classification",
-            f"{section}.scope": "episode",
+            f"{section}.agents": "null",
             f"{section}.combine": "replace",
         }
     )

@@ -42,13 +42,14 @@ class ProfilerConfig:
 
 @dataclass
 class GlobalProfilerConfig:
-    steps: Optional[list[int]] = key(
+    steps: Optional[list[Any]] = key(
         None,
-        "training steps of which torch.profiler records the workers with profiler.ranks, from 1; null: none",
+        "training steps of which torch.profiler records the workers with profiler.ranks, from 1, each in "
+        "a trace of its own; [[2,3],5] has 2 and 3 in one; null: none",
+        type=Optional[list[Union[int, list[int]]]],
         ge=1,
         always=True,
     )
-    profile_continuous_steps: bool = key(False, "steps that follow each other are in one trace")
     save_path: Optional[str] = key(
         None, "folder of the traces; default: profile in the folder of the run", check=texts
     )

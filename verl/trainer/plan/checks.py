@@ -367,6 +367,11 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
             f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of "
             "the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
+    if "discount" in reward.shaping and not 0 <= reward.shaping_gamma <= 1:
+        raise ConfigError(
+            f"reward.shaping_by={reward.shaping_by}: expected at least 0 and at most 1, the discount "
+            f"factor of reward.shaping={reward.shaping}"
+        )
     if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
         raise ConfigError(
             "reward.granularity=token places rewards on tokens as they are, but "
@@ -621,7 +626,7 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: Run
             raise PlacementError(
                 f"{key} does not divide the {group_devices.ranks} devices of worker group "
                 f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
-                f"part of them in {pool.section}.pool_sizes); choose a divisor"
+                "part of them in trainer.pool_sizes); choose a divisor"
             )
         for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
@@ -629,6 +634,6 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: Run
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
                     f"{Devices(first, tp, pool.section)}, which are on different nodes of "
                     f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
-                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
+                    f"{pool.per_node}, and with trainer.pool_sizes let the devices before "
                     f"the group's first, number {group_devices.first}, be a multiple of it"
                 )

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from verl.trainer.config.profiler import ALL
+from verl.trainer.config.run import START_CHECKS
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.agent_overrides import WHERE
 from verl.utils.names import slug
@@ -109,6 +110,10 @@ SWITCHES = (
         )
     ),
     Switch(
+        "reward.model.scope", "reward.model.agents", ".*", None, "null: the episode's answer",
+        words=("call", "episode"), is_upstreams=False,
+    ),
+    Switch(
         "critic.view", "critic.joint_prompt_length", "1024", None, "null: the agent's own prompt",
         words=("joint", "own"), is_upstreams=False,
     ),
@@ -134,6 +139,56 @@ def _groups(by_agent: bool | None, fields: list[str] | None) -> list[str]:
     return fields if fields is not None else ["uid", "agent_id"] if by_agent else ["uid"]
 
 
+def _steps(tool: str | None, joins: bool | None, steps: list[int] | None) -> list[Any] | None:
+    if tool is None or steps is None:
+        return None
+    return runs_of_steps(steps) if joins else steps
+
+
+def runs_of_steps(steps: Sequence[int]) -> list[Any]:
+    """Return steps with those that follow each other in a list of their own, as in `[[2,3],5]`."""
+    runs: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if runs and runs[-1][-1] == step - 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return [run if len(run) > 1 else run[0] for run in runs]
+
+
+def _checks(engines: bool | None, memory: bool | None) -> list[str]:
+    checks = zip(START_CHECKS, (engines, memory), strict=True)
+    return [name for name, is_made in checks if is_made is not False]
+
+
+def _function(path: str | None, name: str | None) -> str | None:
+    return path if path is None or name in (None, "compute_score") else f"{path}:{name}"
+
+
+def _shape_by_one_number(reward: dict[Any, Any]) -> None:
+    """Replace the two numbers of shapings by that of the shaping of the run."""
+    gamma, threshold = (reward.pop(f"shaping_{name}", None) for name in ("gamma", "threshold"))
+    shaping = str(reward.get("shaping"))
+    if shaping == "binary" and threshold not in (None, 0.5):
+        reward["shaping_by"] = threshold
+    elif "discount" in shaping and gamma not in (None, 0.9):
+        reward["shaping_by"] = gamma
+
+
+def _join_pools(trainer: dict[Any, Any], rollout: dict[Any, Any]) -> None:
+    """Move devices of engines, by worker group, beside those of the policies."""
+    engines = rollout.pop("pool_sizes", None) or {}
+    sizes = trainer.get("pool_sizes") or {}
+    if engines and not sizes:
+        raise ConfigError(
+            f"rollout.pool_sizes={engines} is of an earlier version: write "
+            "trainer.pool_sizes.<group>=[devices of the trainer,devices of the engines] of each "
+            "worker group in the file, or use the version that wrote it"
+        )
+    if engines:
+        trainer["pool_sizes"] = {group: [sizes.get(group, 0), count] for group, count in engines.items()}
+
+
 def _ranks(enable: bool | None, all_ranks: bool | None, ranks: Any) -> Any:
     return (ALL if all_ranks else ranks or [0]) if enable else []
 
@@ -154,7 +209,9 @@ MERGED = (
     ),
     Merged("algorithm", ("group_by_agent_id", "group_by"), "group_by", _groups),
     Merged("agent", ("team_command", "team"), "team", lambda command, team: command or team),
-    Merged("global_profiler", ("tool", "steps"), "steps", lambda tool, steps: steps if tool else None),
+    Merged("global_profiler", ("tool", "profile_continuous_steps", "steps"), "steps", _steps),
+    Merged("trainer", ("check_engines", "check_memory"), "checks", _checks),
+    Merged("reward.custom_reward_function", ("path", "name"), "path", _function),
     Merged(
         "trainer",
         ("resume_mode", "resume_from_path"),
@@ -204,6 +261,8 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     for actor in (_section(_section(saved, MODELS), "actor"), own_actor):
         if "clip_ratio" in actor:  # one for each side
             actor |= dict.fromkeys(("ratio_below", "ratio_above"), actor.pop("clip_ratio"))
+    _shape_by_one_number(_section(saved, "reward"))
+    _join_pools(_section(saved, "trainer"), _section(saved, "rollout"))
     for values in _section(algorithm, "per_agent").values():
         if isinstance(values, dict) and "group_by_agent_id" in values:
             values["group_by"] = _groups(values.pop("group_by_agent_id"), values.get("group_by"))

@@ -22,17 +22,11 @@ def recorded_steps(config: GlobalProfilerConfig, step: int) -> str:
     """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`;
     empty if it is not recorded.
     """
-    steps = set(config.steps or ())
-    if step not in steps:
-        return ""
-    first = step
-    last = step
-    if config.profile_continuous_steps:
-        while first - 1 in steps:
-            first -= 1
-        while last + 1 in steps:
-            last += 1
-    return f"step{first}" if first == last else f"step{first}-{last}"
+    for item in config.steps or ():
+        steps = item if isinstance(item, list) else [item]
+        if step in steps:
+            return f"step{steps[0]}" if len(steps) == 1 else f"step{steps[0]}-{steps[-1]}"
+    return ""
 
 
 class TeamTraces:
