@@ -85,7 +85,7 @@ def make_updates(
                     fused_head=WAYS[way],
                 )
             )  # fmt: skip
-    config = ActorConfig(use_dynamic_bsz=False)
+    config = ActorConfig(ppo_micro_batch_size_per_gpu=8)
 
     def update(engine: FSDPEngine, count: int | None = None) -> object:
         some = {name: value[:count] for name, value in rows.items()}

@@ -113,7 +113,7 @@ def record_share(folder: Path, steps: int) -> float:
         "data.max_response_length": 32,
         "trainer.controller": "local",
         "trainer.device": "cpu",
-        "trainer.check_engines": "false",
+        "trainer.checks": "[memory]",
         "trainer.logger": "[jsonl]",
         "trainer.total_training_steps": steps,
         "trainer.default_local_dir": folder / "run",

@@ -15,7 +15,6 @@ begin math "$@"
 ARGS+=(
   'agent.agent_ids=[Solver Agent,Verifier Agent]'
   algorithm.adv_estimator=grpo
-  algorithm.group_by_agent_id=true
   agent.orchestra.math.max_loop_num=2
 )
 if is_tiny; then

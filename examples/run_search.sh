@@ -16,7 +16,6 @@ begin search "$@"
 ARGS+=(
   'agent.agent_ids=[Verifier Agent,Search Agent,Answer Agent]'
   algorithm.adv_estimator=grpo
-  algorithm.group_by_agent_id=true
   env.max_steps=4
   env.history_length=4
 )

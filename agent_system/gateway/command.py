@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,21 +33,24 @@ NOT_RUN = (126, 127)  # statuses of a shell and of `env` for a program that cann
 FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
-def load_command(command: str | Sequence[str], team: Any) -> Callable[..., Any]:
-    """Return the program that is a command. Raise AgentSystemError if there is a function as well,
-    or no such command.
-    """
-    if team is not None:
-        raise AgentSystemError("agent.team and agent.team_command are both set; the team is one of them")
+def is_command(team: Any) -> bool:
+    """Return whether a team is a command: its parts in a list, or a text that names no function."""
+    if isinstance(team, str):
+        return re.fullmatch(r"[\w.:]+", team) is None
+    return isinstance(team, Sequence) and len(team) > 0
+
+
+def load_command(command: str | Sequence[str]) -> Callable[..., Any]:
+    """Return the program that is a command. Raise AgentSystemError if there is no such command."""
     try:
         command = shlex.split(command) if isinstance(command, str) else command
     except ValueError as error:
         raise AgentSystemError(
-            f"agent.team_command={command}: {error}; expected a command line or a list of its parts"
+            f"agent.team={command}: {error}; expected a command line or a list of its parts"
         ) from error
     if shutil.which(command[0]) is None:
         raise AgentSystemError(
-            f"agent.team_command: no program {command[0]!r} is found; expected its path, or a name on PATH"
+            f"agent.team: no program {command[0]!r} is found; expected its path, or a name on PATH"
         )
     return command_team(command)
 

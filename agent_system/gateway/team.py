@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.gateway.command import load_command
+from agent_system.gateway.command import is_command, load_command
 from agent_system.gateway.conversations import AgentConversations
 from agent_system.gateway.episode_requests import EpisodeRequests
 from agent_system.gateway.program_error import WrongResultError, caused_by_a_reply, described
@@ -39,14 +39,12 @@ class GatewayOptions:
     """Options of a gateway, which the run fills in.
 
     Attributes:
-        team: `agent.team`: the program as `module:function`, or the function.
-        command: `agent.team_command`: the program as a command, in one text as in a shell or in
-            parts; empty for a function.
+        team: `agent.team`: the program as `module:function`, the function, or a command, in one text
+            as in a shell or in parts.
         keys: the keys under `gateway`.
     """
 
     team: Any = None
-    command: str | Sequence[str] = ()
     keys: GatewayConfig = field(default_factory=GatewayConfig)
 
 
@@ -59,11 +57,8 @@ class GatewayOrchestra(BaseOrchestra):
     def __init__(self, config: GatewayOptions | None = None) -> None:
         """Import the program. Raise AgentSystemError if there is none."""
         super().__init__(config)
-        self.team = (
-            load_command(self.config.command, self.config.team)
-            if self.config.command
-            else load_team(self.config.team)
-        )
+        team = self.config.team
+        self.team = load_command(team) if is_command(team) else load_team(team)
         self._server = Server()
         self._continuations: dict[str, PromptContinuation] = {}
         self._notices = Notices()
@@ -150,7 +145,7 @@ def load_team(team: Any) -> Callable[..., Any]:
         raise AgentSystemError(
             f"agent.team={team}: agent.orchestra_type=gateway needs the program of the team as "
             "module:function, `async def function(task, session)`, or a plain function, which runs "
-            "in a thread; or agent.team_command"
+            "in a thread; or a command, such as [python,my_team.py]"
         )
     return program
 

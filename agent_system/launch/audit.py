@@ -125,7 +125,7 @@ def run_config(saved: SavedRun, device: str) -> RunConfig:
     config.gateway.program_error = saved.config.gateway.program_error
     config.trainer.val_only = False
     config.data.val_files = []
-    config.algorithm.use_kl_in_reward = False
+    config.algorithm.kl_ctrl.kl_coef = 0.0
     return config
 
 

@@ -103,10 +103,10 @@ def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, A
         return options
     if options:
         raise AgentSystemError(
-            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is agent.team "
-            "or agent.team_command, and its options are the keys under gateway"
+            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is "
+            "agent.team, and its options are the keys under gateway"
         )
-    return {"team": agent.team, "command": agent.team_command, "keys": gateway}
+    return {"team": agent.team, "keys": gateway}
 
 
 def build_reward_model(
@@ -236,7 +236,6 @@ def recorded_share(count: int, groups: int, n: int) -> float:
 
 def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
     """Return the settings of a run's collector."""
-    joint = config.critic.view == "joint" and bool(plan.critics)
     tree = replace(config.rollout.tree, k_per_agent=dict(plan.candidates))
     return CollectorSettings(
         seed=config.data.seed,
@@ -258,7 +257,7 @@ def collector_settings(config: RunConfig, plan: RunPlan) -> CollectorSettings:
         reward_terms=_reward_terms(plan),
         greedy_baselines=plan.greedy_candidates,
         tool_sequences=[a.agent_id for a in plan.agents if a.config.rollout.tool_samples == "sequence"],
-        joint_prompt_length=config.critic.joint_prompt_length if joint else 0,
+        joint_prompt_length=(config.critic.joint_prompt_length or 0) if plan.critics else 0,
         recorded=recorded_share(
             config.trainer.log_trajectories, config.data.train_batch_size, config.env.rollout.n
         ),

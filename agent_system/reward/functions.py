@@ -20,7 +20,8 @@ from agent_system.reward.manager import Reward, RewardManager, number
 from verl.trainer.config.reward import AUTO, RewardConfig
 from verl.utils.names import did_you_mean
 
-# Parameters of verl's `compute_score`.
+VERLS_NAME = "compute_score"  # the function of a key that names none
+# Its parameters in verl.
 VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -190,7 +191,8 @@ def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardMa
         return None
     function = None
     if custom.path is not None:
-        function = load_function(custom.path, custom.name, "reward.custom_reward_function")
+        path, _, function_name = custom.path.partition(":")
+        function = load_function(path, function_name or VERLS_NAME, "reward.custom_reward_function")
         if name == AUTO:
             name = "naive" if set(VERLS) & set(inspect.signature(function).parameters) else "episode"
     manager = RewardManagerRegistry.get(name)(function, custom.reward_kwargs)

@@ -25,8 +25,7 @@ def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBufferConf
     """Return `factor * clip((length - (limit - len)) / len, 0, 1)`, `[calls]` (DAPO, arXiv 2503.14476,
     equation 13 negated).
 
-    Keys: `reward.overlong_buffer.enable`, `reward.overlong_buffer.len`,
-    `reward.overlong_buffer.penalty_factor`.
+    Keys: `reward.overlong_buffer.len`, `reward.overlong_buffer.penalty_factor`.
     Use when: replies reach the length limit and are cut before their answer, so that they earn nothing.
     Fails when: the limit is short for the task: the penalty then discourages reasoning that the task needs.
 
@@ -34,9 +33,9 @@ def overlong(lengths: np.ndarray, limits: np.ndarray, buffer: OverlongBufferConf
         lengths: tokens of each reply.
         limits: longest reply of its agent, in tokens.
         buffer: the penalty grows from 0, `len` tokens before the limit (0: a fifth of the limit), to
-            `penalty_factor` at the limit.
+            `penalty_factor` at the limit; None: none.
     """
-    if not buffer.enable:
+    if buffer.len is None:
         return np.zeros(len(lengths))
     width = np.maximum(limits // 5, 1) if buffer.len == 0 else np.full(len(limits), buffer.len)
     return buffer.penalty_factor * np.clip((lengths - (limits - width)) / width, 0.0, 1.0)

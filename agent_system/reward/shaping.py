@@ -11,7 +11,7 @@ the environment.
     binary                       1 if r > threshold, else 0
     normalized                   clip(r, -1, 1)
 
-Keys: `reward.shaping`, `reward.shaping_gamma`, `reward.shaping_threshold`.
+Keys: `reward.shaping`, `reward.shaping_by`.
 Use when: later calls decide the outcome (weighted, discount), or single rewards dominate a group (binary,
 normalized).
 Fails when: calls of different turns are compared in one group: early calls then have lower rewards by shaping
@@ -55,7 +55,7 @@ def turn_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig
 
 
 def discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
-    """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_gamma` per
+    """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_by` per
     turn.
     """
     return rewards * settings.shaping_gamma ** (at.turns - at.turn)
@@ -67,14 +67,14 @@ def hop_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig)
 
 
 def hop_discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
-    """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_gamma` per
+    """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_by` per
     call.
     """
     return rewards * settings.shaping_gamma ** (at.hops - at.hop)
 
 
 def binary(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
-    """Return `1 if r > threshold else 0`, with `reward.shaping_threshold`."""
+    """Return `1 if r > threshold else 0`, with `reward.shaping_by` as the threshold."""
     return (rewards > settings.shaping_threshold).astype(np.float64)
 
 

@@ -34,7 +34,7 @@ class CollectorSettings:
         call_timeout_s: `rollout.call_timeout_s`.
         env_threads: maximum number of threads for blocking environments, started on demand; 1 or
             more.
-        joint_prompt_length: `critic.joint_prompt_length` with `critic.view=joint`; 0 builds no
+        joint_prompt_length: `critic.joint_prompt_length`; 0 builds no
             prompts for critics.
         tree: settings of tree sampling (`rollout.sampling=tree`); None plays parallel episodes.
         reward_terms: agent -> named terms of rewards from which it learns

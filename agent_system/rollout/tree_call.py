@@ -5,7 +5,7 @@ K may differ by agent; it is 1 for agents that are not trained, unless `rollout.
 otherwise.
 
 A candidate's reward is `alpha * team + local`, from the rewards of `act` on its own fork, of `score` if the
-environment has it, and of a reward model (`reward.model.scope=call`), which scores every candidate in its
+environment has it, and of a reward model (`reward.model.agents`), which scores every candidate in its
 context before one is chosen. With `rollout.tree.returns=committed` the committed candidate has the rewards of
 the episode instead, and this one for the comparison only. Concurrent calls form one `SimultaneousCalls`: the
 candidates of all of them are tried on forks of the state before any of them, and none continues before all

@@ -11,7 +11,7 @@ shift
 if [ "$FRAMEWORK" = node ]; then
   NODE=examples/frameworks/node
   [ -d $NODE/node_modules ] || npm install --prefix $NODE --loglevel=error --no-package-lock --no-audit --no-fund
-  TEAM="agent.team_command=[node,$NODE/team.js]"
+  TEAM="agent.team=[node,$NODE/team.js]"
 else
   bash scripts/setup.sh frameworks
   TEAM="agent.team=examples.frameworks.${FRAMEWORK}_team:team"

@@ -7,7 +7,7 @@ project:
     python -m venv vf && vf/bin/pip install 'verifiers==0.3.1' <the package of the environment>
     vf/bin/python examples/verifiers/play.py rows my-env --output tasks.jsonl
     python -m verl.trainer.main_ppo agent.orchestra_type=gateway agent.agent_ids='[Player]' env.env_name=gateway \
-      agent.team_command='[vf/bin/python,examples/verifiers/play.py,team,my-env]' data.train_files=tasks.jsonl ...
+      agent.team='[vf/bin/python,examples/verifiers/play.py,team,my-env]' data.train_files=tasks.jsonl ...
 
 `my-env` is a module `my_env` with `load_environment(**args)`, which needs `verifiers==0.3.1` or older, or one
 with a taskset of `verifiers.v1`, which needs 0.4 or newer. Its reward is that of the team, its metrics are

@@ -146,7 +146,7 @@ def overrides(
             "trainer.controller": "local",
             "trainer.device": "cpu",
             # half a second of each run; test_engine_check.py and runs of scripts have it
-            "trainer.check_engines": "false",
+            "trainer.checks": "[memory]",
             "trainer.logger": "[jsonl]",
             "trainer.total_training_steps": 2,
             "trainer.default_local_dir": tmp_path / "run",

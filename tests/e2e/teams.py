@@ -22,7 +22,7 @@ from verl.trainer.ppo.team import TeamWorkers
 
 ASKER, VERIFIER = "Asker", "Verifier Agent"
 ADAPTER = {"actor_rollout_ref.model.lora_rank": 4, "actor_rollout_ref.actor.optim.lr": 0.01}
-KL = {"actor_rollout_ref.actor.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
+KL = {"actor_rollout_ref.actor.kl_loss_coef": 0.001, "algorithm.kl_ctrl.kl_coef": 0.001}
 PROMPT = (40, 41, 42, 43, 44)
 
 

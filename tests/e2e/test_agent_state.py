@@ -127,8 +127,7 @@ def test_a_run_of_agents_with_state_is_resumed_to_the_bit_and_served(
     for line in (whole / "trajectories" / "train_000002.jsonl").read_text().splitlines():
         check_state(json.loads(line)["calls"])
     start = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_1",
     }
     train(KEYS | start | {"trainer.default_local_dir": resumed})
     assert weights(resumed, 2) == weights(whole, 2)

@@ -15,7 +15,7 @@ GAE = {
     "trainer.total_training_steps": 3,
     "data.val_files": "[]",
 }
-JOINT = {"critic.view": "joint", "critic.joint_prompt_length": 128}
+JOINT = {"critic.joint_prompt_length": 128}
 TEAM = {"asker", "verifier_agent"}
 
 
@@ -124,18 +124,20 @@ def test_a_resumed_run_with_critics_equals_an_uninterrupted_one_to_the_last_bit(
     train(GAE | schedule)
     whole, resumed = tmp_path / "run", tmp_path / "resumed"
     start = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_2",
     }
     train(GAE | schedule | start | {"trainer.default_local_dir": resumed})
     assert critics(resumed, 4) == critics(whole, 4) and weights(resumed, 4) == weights(whole, 4)
     assert steps_of(resumed) == steps_of(whole)[2:]
     for changes, words in (
         (
-            {"critic.view": "own", "critic.joint_prompt_length": 1024},
-            r"critic\.view=joint, this run needs critics of .* critic\.view=own",
+            {"critic.joint_prompt_length": "null"},
+            r"joint_prompt_length=a number, this run needs critics of .* critic\.joint_prompt_length=null",
         ),
-        ({"algorithm.adv_estimator": "grpo"}, r"critic\.view=joint, this run needs no critic"),
+        (
+            {"algorithm.adv_estimator": "grpo"},
+            r"critic\.joint_prompt_length=a number, this run needs no critic",
+        ),
     ):
         plain = {"critic.optim.lr": 1e-5} if "algorithm.adv_estimator" in changes else schedule
         with pytest.raises(CheckpointError, match=words):

@@ -37,8 +37,7 @@ def changes(tmp_path: Path) -> dict[str, Any]:
         "env.rollout.n": 6,
         "rollout.repeat_calls.designer_agent": 3,
         "algorithm.group_by": "[uid,agent_id,design]",
-        "reward.custom_reward_function.path": "agent_system.workflows.design.reward",
-        "reward.custom_reward_function.name": "priced",
+        "reward.custom_reward_function.path": "agent_system.workflows.design.reward:priced",
         "reward.custom_reward_function.reward_kwargs.price": 0.01,
     }
 

@@ -34,7 +34,7 @@ Update = Callable[..., None]
 @pytest.fixture
 def train(train: Run) -> Run:
     """As for other tests, with the check, unless a test switches it off."""
-    return lambda changes: train({"trainer.check_engines": True} | changes)
+    return lambda changes: train({"trainer.checks": "[engines,memory]"} | changes)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_run_is_the_same_with_the_check_as_without(
     assert digests[0] == digests[2] != digests[1]
     caplog.clear()
     count = len(digests)
-    train(changes | {"trainer.default_local_dir": tmp_path / "without", "trainer.check_engines": False})
+    train(changes | {"trainer.default_local_dir": tmp_path / "without", "trainer.checks": "[memory]"})
     assert "engines agree" not in caplog.text and len(digests) == count
     assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
 
@@ -116,7 +116,7 @@ def test_an_engine_that_keeps_one_tensor_is_refused_in_one_line(
         "\n" not in line
         and "worker group" in line
         and "agent.specialization=lora" in line
-        and "trainer.check_engines=false" in line
+        and "trainer.checks=[memory]" in line
     )
     assert not list((tmp_path / "run").rglob("train_*.jsonl"))
 
@@ -131,7 +131,7 @@ def test_an_engine_that_ignores_updates_of_adapters_is_refused(
 
 def test_the_check_can_be_left_out(train: Run, loses: Callable[..., None]) -> None:
     loses(lambda adapter, name: name.endswith("layers.1.mlp.up_proj.weight"))
-    assert train(SHORT | {"trainer.check_engines": False}).progress.global_step == 1
+    assert train(SHORT | {"trainer.checks": "[memory]"}).progress.global_step == 1
 
 
 def test_an_engine_that_differs_before_any_update_is_refused_at_once(
@@ -180,7 +180,7 @@ def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not
     own = {
         "data.val_files": "[]",
         "trainer.val_before_train": False,
-        "trainer.check_engines": False,
+        "trainer.checks": "[memory]",
         "trainer.resume_mode": "disable",
     }
     passes = {"actor_rollout_ref.actor.ppo_epochs": 2}

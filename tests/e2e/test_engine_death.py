@@ -148,7 +148,7 @@ def test_an_engine_that_dies_in_the_check_at_the_start_is_replaced(
     train: Run, dying: Callable[..., None], tmp_path: Path
 ) -> None:
     dying(RolloutWorker, "generate", 2, 14)
-    train({"trainer.check_engines": True, "trainer.val_before_train": False, "data.val_files": "[]"})
+    train({"trainer.checks": "[engines,memory]", "trainer.val_before_train": False, "data.val_files": "[]"})
     steps = [line for line in read_metrics(tmp_path / "run") if "actor/lr" in line]
     assert len(steps) == 2 and steps[-1]["training/engine_restarts"] >= 1
 

@@ -13,7 +13,7 @@ TREE = {
     "env.env_name": "my_forkable_world",
     "rollout.sampling": "tree",
     "rollout.tree.k": 2,
-    "algorithm.group_by_agent_id": "true",
+    "algorithm.group_by": "[uid,agent_id]",
     "reward.team_scope": "call",
 }
 

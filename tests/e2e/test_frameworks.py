@@ -112,7 +112,7 @@ BASE: dict[str, Any] = {
 VALIDATED: dict[str, Any] = {
     "trainer.test_freq": 2,
     "data.val_max_samples": 1,
-    "actor_rollout_ref.rollout.val_kwargs.do_sample": False,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
     "actor_rollout_ref.actor.optim.lr": 0.05,
 }
 
@@ -345,7 +345,7 @@ def test_a_team_with_structured_answers_trains_as_it_is_with_free_forms(
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     (model / "chat_template.jinja").write_text(TEMPLATES["qwen2.5"])
     own = {
-        "agent.team_command": command(team),
+        "agent.team": command(team),
         "actor_rollout_ref.model.path": model,
         "gateway.structured": "free",
     }
@@ -384,7 +384,7 @@ def test_a_team_in_node_trains_two_policies_and_is_served(train: Run, tmp_path: 
             **VALIDATED,
             "data.val_files": tasks,
             "agent.orchestra_type": "gateway",
-            "agent.team_command": command,
+            "agent.team": command,
         }
     )
     check_both_learn(tmp_path / "run")

@@ -98,7 +98,6 @@ def test_dynamic_sampling_without_staleness_trains_on_the_tasks_of_synchronous_t
     monkeypatch.setattr(my_flow_package.MyWorld, "blocking", True)
     monkeypatch.setattr(my_flow_package.MyWorld, "act", rarely_rewarded)
     keys = {
-        "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "seq_reward",
         "trainer.total_training_steps": 3,
     }
@@ -222,8 +221,7 @@ def test_a_resumed_run_trains_on_every_group_once(train: Run, tmp_path: Path) ->
     saved = json.loads((whole / "checkpoints" / "global_step_3" / "groups" / "queue.json").read_text())
     assert {"running", "complete"} & {group["state"] for group in saved["queue"]["groups"]}
     resume = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_3",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_3",
     }
     train(STALE | resume)
     before = trained_episodes(whole)[: 3 * 6]
@@ -248,8 +246,7 @@ def test_a_checkpoint_whose_groups_do_not_fit_the_run_is_refused(
 ) -> None:
     whole = once(STALE | {"trainer.test_freq": 0, "trainer.total_training_steps": 2})
     resume = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_2",
     }
     with pytest.raises(CheckpointError, match=said):
         train(STALE | {"trainer.total_training_steps": 3} | change | resume)
@@ -290,8 +287,7 @@ def test_without_staleness_resuming_equals_an_uninterrupted_run_to_the_last_bit(
         FRESH
         | FOUR
         | {
-            "trainer.resume_mode": "resume_path",
-            "trainer.resume_from_path": whole / "checkpoints" / "global_step_2",
+            "trainer.resume_mode": whole / "checkpoints" / "global_step_2",
         }
     )
     assert weights(tmp_path / "run", 4) == weights(whole, 4)

@@ -137,7 +137,7 @@ def test_two_steps_move_the_right_parameters_resume_equal_and_export_as_they_are
         "trainer.resume_mode": "resume_path",
         "trainer.controller": "local",
     }
-    train(run | again | {"trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1"})
+    train(run | again | {"trainer.resume_mode": run_dir / "checkpoints" / "global_step_1"})
     assert policies(tmp_path / "resumed", 2) == second
     tail = [line for line in without_clock(read_metrics(run_dir)) if line["step"] > 1]
     assert without_clock(read_metrics(tmp_path / "resumed")) == tail
@@ -209,8 +209,7 @@ def test_a_run_of_adapters_resumes_to_the_last_bit(train: Run, tmp_path: Path) -
     train(schedule)
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_2",
     }
     train(schedule | again)
     assert policies(tmp_path / "resumed", 3) == policies(tmp_path / "run", 3)
@@ -312,16 +311,16 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     """The reference is in no checkpoint: it is loaded again from the model's folder."""
     model = tmp_path / "base"
     shutil.copytree(tiny_model_dir, model)
-    key = {"loss": "actor_rollout_ref.actor.use_kl_loss", "reward": "algorithm.use_kl_in_reward"}[where]
+    key = {"loss": "actor_rollout_ref.actor.kl_loss_coef", "reward": "algorithm.kl_ctrl.kl_coef"}[where]
     run = {"actor_rollout_ref.model.path": model, "agent.specialization": "prompt"}
-    train(run | {key: True, "trainer.total_training_steps": 1})
+    train(run | {key: 0.001, "trainer.total_training_steps": 1})
     weights = model / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     said = refused(run | {key: True})
     assert f"is of a team with an earlier version of the model '{model}'; its files have changed" in said
     assert train(run).progress.global_step == 2, "without a KL nothing is read from there"
-    assert "have changed" in refused(run | {key: True, "trainer.total_training_steps": 3}), (
+    assert "have changed" in refused(run | {key: 0.001, "trainer.total_training_steps": 3}), (
         "nor is it forgotten"
     )
 

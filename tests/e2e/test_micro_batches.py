@@ -30,7 +30,7 @@ TOKENS = (
 )
 TWO_PASSES = {
     f"{MODEL}.actor.ppo_epochs": 2,
-    f"{MODEL}.actor.use_kl_loss": True,
+    f"{MODEL}.actor.kl_loss_coef": 0.001,
     "data.val_files": "[]",
     "trainer.total_training_steps": 1,
 }

@@ -48,7 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tree, adapters": TREE | {"agent.specialization": "lora"} | ADAPTER,
     "remax, one policy": {"algorithm.adv_estimator": "remax", "agent.specialization": "prompt"},
     "dynamic sampling": {
-        "algorithm.filter_groups.enable": True,
         "algorithm.filter_groups.metric": "seq_reward",
     },
 }
@@ -86,8 +85,7 @@ def test_it_equals_the_schedule_written_by_hand_to_the_last_bit(
     keys |= {"trainer.save_freq": 2, "trainer.max_ckpt_to_keep": 0}
     train(keys | {"trainer.default_local_dir": tmp_path / "ours"})
     resume = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "ours" / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": tmp_path / "ours" / "checkpoints" / "global_step_2",
     }
     train(keys | resume | {"trainer.default_local_dir": tmp_path / "resumed"})
     monkeypatch.setattr(RayPPOTrainer, "fit", lambda trainer: by_hand(trainer, 3))
@@ -190,8 +188,7 @@ def test_ray_equals_the_local_controller(train: Run, tmp_path: Path, whole: Path
 
 def test_a_checkpoint_of_another_mode_is_refused(train: Run, whole: Path) -> None:
     resume = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_2",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_2",
     }
     with pytest.raises(CheckpointError, match=r"async_training\.mode=one_step_off, this run has sync"):
         train(THREE | {"async_training.mode": "sync"} | resume)

@@ -128,8 +128,7 @@ def test_agents_and_critics_make_as_many_updates_as_each_is_told_and_go_on_after
         UPDATES
         | {
             "trainer.default_local_dir": folder,
-            "trainer.resume_mode": "resume_path",
-            "trainer.resume_from_path": first,
+            "trainer.resume_mode": first,
         }
     )
     assert weights(folder, 2) == weights(tmp_path / "run", 2)
@@ -172,8 +171,7 @@ def test_every_agent_samples_as_it_is_told_in_training_and_in_validation(compose
             f"{own}.top_k": "[3,null]",
             f"{own}.response_length": "[4,5]",
             f"{own}.stop": "[null,['.','</a>']]",
-            f"{own}.val_kwargs.do_sample": "[null,false]",
-            f"{own}.val_kwargs.temperature": "[0.6,null]",
+            f"{own}.val_kwargs.temperature": "[0.6,0]",
             f"{own}.val_kwargs.top_p": "[0.5,null]",
             f"{own}.val_kwargs.response_length": "[null,9]",
         }
@@ -204,7 +202,7 @@ def test_rewards_and_each_agents_own_penalty_and_limit_reach_the_collector(
             f"{own}.actor.invalid_action_penalty_coef": "[null,0.25]",
             f"{own}.rollout.response_length": "[4,5]",
             "reward.alpha": 0.5,
-            "reward.overlong_buffer.enable": True,
+            "reward.overlong_buffer.len": 0,
         }
     )
     run = check_run(config)
@@ -261,7 +259,7 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
 def test_a_key_of_an_agent_that_nothing_reads_is_refused(
     train: Run, key: str, values: str, message: str
 ) -> None:
-    greedy = {"actor_rollout_ref.rollout.val_kwargs.do_sample": False}
+    greedy = {"actor_rollout_ref.rollout.val_kwargs.temperature": 0}
     with pytest.raises(IneffectiveKeyError, match=message):
         train(greedy | {f"agent.agent_specific_parameters.{key}": values})
 

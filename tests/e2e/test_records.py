@@ -24,7 +24,7 @@ MODES: dict[str, dict[str, Any]] = {
     "one_step_off": ONE_STEP_OFF,
     "lanes": LANES,
     "tree": TREE | {"rollout.tree.returns": "committed"},
-    "kl in the reward": {"algorithm.use_kl_in_reward": True},
+    "kl in the reward": {"algorithm.kl_ctrl.kl_coef": 0.001},
     "remax": {"algorithm.adv_estimator": "remax"},
     "rae": {"algorithm.adv_estimator": "rae"},
     "gae": {"algorithm.adv_estimator": "gae"},
@@ -92,7 +92,7 @@ def test_every_trained_row_has_its_advantage_in_every_mode(
 def test_the_groups_that_dynamic_sampling_leaves_out_have_a_cause(train: Run, tmp_path: Path) -> None:
     train(
         {
-            "algorithm.filter_groups.enable": True,
+            "algorithm.filter_groups.metric": "seq_reward",
             "actor_rollout_ref.rollout.temperature": 0.2,
             "env.rollout.n": 2,
             "data.train_batch_size": 4,

@@ -102,8 +102,7 @@ def test_the_example_of_the_page_trains_and_a_resumed_run_is_the_same_to_the_bit
             assert "reward_terms" not in call
     again = tmp_path / "again"
     first = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     monkeypatch.setattr(agent_system.reward.model, "SCORES_KEPT", 0)
     train(changes | first | {"trainer.default_local_dir": again})
@@ -147,7 +146,7 @@ def test_an_api_judges_whole_episodes(train: Run, tmp_path: Path, judge_server: 
         "reward.model.api.base_url": judge_server.url,
         "reward.model.api.model": "big",
     }
-    changes |= {"reward.model.scope": "episode", "reward.model.combine": "replace"}
+    changes |= {"reward.model.agents": "null", "reward.model.combine": "replace"}
     train(
         changes
         | {"trainer.total_training_steps": 1, "trainer.val_before_train": False, "trainer.save_freq": -1}

@@ -62,7 +62,7 @@ def math(train: Run, tmp_path: Path, tiny_model_dir: Path, other_model_dir: Path
         "data.val_max_samples": -1,
         "data.max_prompt_length": 512,
         "env.rollout.val_n": 2,
-        "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
+        "actor_rollout_ref.rollout.val_kwargs.temperature": 1.0,
         "trainer.total_training_steps": 1,
     }
     return lambda changes=None: train(team | dict(changes or {}))
@@ -195,8 +195,7 @@ def test_a_swapped_evaluation_leaves_every_file_of_the_run_as_it_was(math: Run, 
     before = files(run_dir)
     math(EVAL | SWAP)
     earlier = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": run_dir / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": run_dir / "checkpoints" / "global_step_1",
     }
     math(EVAL | SWAP | earlier)
     after = files(run_dir)

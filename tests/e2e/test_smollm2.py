@@ -41,7 +41,7 @@ def test_the_script_converts_the_file_of_a_pretrained_model_and_trains_a_team_wi
 ) -> None:
     install(checkout)
     small = [
-        f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.check_engines=false", "env.rollout.n=2",
+        f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.checks=[memory]", "env.rollout.n=2",
         "data.train_batch_size=2",
         "data.max_response_length=4", "data.val_max_samples=2", "trainer.total_training_steps=2",
     ]  # fmt: skip

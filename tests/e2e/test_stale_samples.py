@@ -49,13 +49,12 @@ STALE = QUICK | {
 REMAX = {"algorithm.adv_estimator": "remax"}
 GAE = {"algorithm.adv_estimator": "gae"}
 FILTER = {
-    "algorithm.filter_groups.enable": True,
     "algorithm.filter_groups.metric": "seq_reward",
     "env.rollout.n": 2,
 }
 COMMITTED = TREE | {
     "rollout.tree.returns": "committed",
-    "algorithm.group_by_agent_id": True,
+    "algorithm.group_by": "[uid,agent_id]",
     "reward.team_scope": "episode",
 }
 CORRECTION = "algorithm.rollout_correction"
@@ -114,7 +113,7 @@ OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "remax, a model per agent": (REMAX | LEVELS["L3"].changes | PACES, ()),
     "critics": (GAE | LEVELS["L3"].changes, ()),
     "critics, warm-up": (GAE | LEVELS["L1"].changes | {"trainer.critic_warmup": 2}, ()),
-    "critics, joint view": (GAE | {"critic.view": "joint", "critic.joint_prompt_length": 128}, ()),
+    "critics, joint view": (GAE | {"critic.joint_prompt_length": 128}, ()),
     "bypass": ({f"{CORRECTION}.bypass_mode": True, f"{CORRECTION}.rollout_is": "null"}, ()),
     "rejection": (
         {f"{CORRECTION}.rollout_rs": "token_k1", f"{CORRECTION}.rollout_rs_threshold": "0.5_2.0"},

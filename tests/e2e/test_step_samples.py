@@ -40,7 +40,7 @@ class OneSided(MyWorld):
 """
 FILTER: Mapping[str, Any] = {
     "env.env_name": "mostly_silent",
-    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "seq_reward",
     "trainer.save_freq": 1,
 }
 

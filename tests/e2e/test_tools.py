@@ -157,7 +157,7 @@ def test_merged_rounds_train_to_the_same_weights(
     )
     models = ("actor_rollout_ref.actor", "critic")
     keys = {
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.ppo_epochs": 2,
         "algorithm.adv_estimator": "gae",
     }
@@ -194,7 +194,7 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     keys = {
         "actor_rollout_ref.rollout.tool_samples": "sequence",
         "algorithm.adv_estimator": estimator,
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.entropy_coeff": 0.01,
         "data.val_files": "[]",
         "trainer.save_freq": 1,
@@ -220,8 +220,7 @@ def test_masked_sequences_are_trained_and_resumed(team: Run, tmp_path: Path, est
     if estimator == "remax":
         return
     start = {
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     team(keys | start | {"trainer.default_local_dir": tmp_path / "resumed"})
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)

@@ -95,17 +95,16 @@ def test_resuming_after_step_3_equals_an_uninterrupted_run_to_the_last_bit(
         "trainer.total_training_steps": 5,
         "trainer.save_freq": 3,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
-        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
-        "algorithm.use_kl_in_reward": True,
-        "algorithm.kl_ctrl.type": "adaptive",
+        "algorithm.kl_ctrl.kl_coef": 0.001,
+        "algorithm.kl_ctrl.target_kl": 0.1,
     }
     train(schedule)
     whole = tmp_path / "run"
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": whole / "checkpoints" / "global_step_3",
+        "trainer.resume_mode": whole / "checkpoints" / "global_step_3",
     }
     train(schedule | again)
     assert weights(tmp_path / "resumed", 5) == weights(whole, 5)
@@ -246,7 +245,7 @@ def test_two_ranks_of_a_pool_of_their_own_train_as_one_and_at_the_same_time_as_t
     "changes",
     [
         {"agent.specialization": "prompt"},
-        {"algorithm.adv_estimator": "rloo", "algorithm.group_by_agent_id": False},
+        {"algorithm.adv_estimator": "rloo", "algorithm.group_by": "[uid]"},
         {"agent.agent_specific_parameters.actor.optim.lr": "[0.001,0.0]"},
     ],
     ids=["shared", "rloo_by_task", "lr_per_agent"],

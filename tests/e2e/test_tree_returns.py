@@ -26,7 +26,7 @@ TREE: Mapping[str, Any] = {
     "trainer.total_training_steps": 1,
     "data.val_max_samples": 1,
 }
-COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by_agent_id": True}
+COMMITTED = TREE | {"rollout.tree.returns": "committed", "algorithm.group_by": "[uid,agent_id]"}
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "gigpo": COMMITTED | {"algorithm.adv_estimator": "gigpo"},
     "gae_turn": COMMITTED | {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn"},
@@ -126,8 +126,7 @@ def test_critics_learn_and_are_asked_about_committed_replies_only_and_a_resumed_
     assert learned[1].batch["values"].any(dim=1).all(), "a critic starts at 0 and has learned in step 1"
     again = {
         "trainer.default_local_dir": tmp_path / "resumed",
-        "trainer.resume_mode": "resume_path",
-        "trainer.resume_from_path": tmp_path / "run" / "checkpoints" / "global_step_1",
+        "trainer.resume_mode": tmp_path / "run" / "checkpoints" / "global_step_1",
     }
     train(longer | again)
     assert weights(tmp_path / "resumed", 2) == weights(tmp_path / "run", 2)

@@ -88,7 +88,7 @@ def test_an_agent_behind_an_api_is_asked_and_trains_nothing_and_its_key_is_in_no
         "agent.specialization": "[full,null]",
         "agent.agent_specific_parameters.rollout.temperature": "[1.0,0.25]",
         "agent.agent_specific_parameters.rollout.response_length": "[6,40]",
-        "agent.agent_specific_parameters.rollout.val_kwargs.do_sample": "[true,false]",
+        "agent.agent_specific_parameters.rollout.val_kwargs.temperature": "[null,0]",
     }
     with caplog.at_level("INFO"):
         train(run)

@@ -85,7 +85,7 @@ def keys(
         return {
             "agent.orchestra_type": "gateway", "agent.agent_ids": "[Player]", "env.env_name": "gateway",
             "agent.plugins": "[]",
-            "agent.team_command": json.dumps([python, SCRIPT, "team", name, *given]),
+            "agent.team": json.dumps([python, SCRIPT, "team", name, *given]),
             "data.train_files": rows, "data.val_files": rows,
             "data.val_max_samples": 1, "trainer.log_trajectories": -1,
         }  # fmt: skip

@@ -85,7 +85,7 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
     """Train with vLLM; when the run is over none of its processes is there any more."""
 
     def go(changes: dict[str, Any]) -> Any:
-        checked = {"actor_rollout_ref.model.path": wide_heads_model_dir, "trainer.check_engines": True}
+        checked = {"actor_rollout_ref.model.path": wide_heads_model_dir, "trainer.checks": "[engines,memory]"}
         return train(VLLM | checked | changes)
 
     yield go

@@ -409,7 +409,7 @@ def check(cases: Sequence[Case], tolerance: float = 1e-6, why: Sequence[str] = (
 
 
 GROUPS: tuple[dict[str, Any], ...] = (
-    {}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"group_by": []},
+    {}, {"group_by": ["uid"]}, {"group_by": ["uid", "agent_id", "turn"]}, {"group_by": []},
     {"group_by": ["traj_uid", "agent_id", "turn", "call"]}, {"group_by": ["task_id", "depth"]},
     {"group_by": ["uid", "design"]}, {"group_by": ["uid", "policy_id"]}, {"group_by": ["wg_id"]},
     {"group_by": ["uid", "data_source", "candidate"]},
@@ -455,7 +455,7 @@ def random_algorithm(rng: Random, name: str) -> dict[str, Any]:
 def random_reward(rng: Random, tree: str = "") -> dict[str, Any]:
     reward: dict[str, Any] = {
         "alpha": rng.choice([1.0, 0.5]),
-        "overlong_buffer": {"enable": rng.random() < 0.5, "len": rng.choice([0, 4])},
+        "overlong_buffer": {"len": rng.choice([None, 0, 4])},
     }
     if tree == "step":
         return reward | {"team_scope": "call"}
@@ -515,7 +515,7 @@ def test_the_kl_in_the_reward_is_subtracted(tmp_path: Path) -> None:
     for seed in range(2 * SEEDS):
         rng = Random(f"kl {seed}")
         name = rng.choice(["grpo", "rloo", "gigpo", "gae", "opo", "reinforce_plus_plus_baseline", "remax"])
-        algorithm = random_algorithm(rng, name) | {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0.1}}
+        algorithm = random_algorithm(rng, name) | {"kl_ctrl": {"kl_coef": 0.1}}
         algorithm["norm_adv_by_std_in_grpo"] = False
         cases.append(make_case(tmp_path, seed, algorithm, random_reward(rng), rng.choice(["", "committed"])))
     check(cases, 3e-6, ("", "the KL in the reward of each token is in no file"))
@@ -581,9 +581,9 @@ def test_groups_of_which_rows_are_not_written_are_not_computed(tmp_path: Path) -
             {"adv_estimator": "gigpo", "gigpo.enable_similarity": True},
             "states that are joined by the similarity",
         ),
-        ({"use_kl_in_reward": True}, "the KL in the reward is in credit/ alone"),
+        ({"kl_ctrl.kl_coef": 0.1}, "the KL in the reward is in credit/ alone"),
         ({"rollout_correction.rollout_rs": "token_k1"}, "the tokens that were rejected are in credit/ alone"),
-        ({"adv_estimator": "gpg", "filter_groups.enable": True}, "the groups that were trained are"),
+        ({"adv_estimator": "gpg", "filter_groups.metric": "seq_reward"}, "the groups that were trained are"),
         (
             {"adv_estimator": "m_grpo", "m_grpo.main_agent": "writer", "m_grpo.sub_calls": 3},
             "which calls were drawn is in credit/ alone",

@@ -16,7 +16,9 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan import command_line
 from verl.trainer.plan.checks import resolve
-from verl.trainer.plan.earlier_files import FORMER
+from verl.trainer.plan.earlier_files import FORMER, Switch
+from verl.trainer.plan.earlier_files import SWITCHES as EARLIER
+from verl.utils.names import value_at
 
 TEAM = ["agent.agent_ids=[Solver Agent,Verifier Agent]", "agent.orchestra_type=math", "env.rollout.n=4"]
 
@@ -100,6 +102,113 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
     assert (config.agent.specialization, *read) == (
         ("prompt", 0.1, 10, 7) if on else ("full", 0.0, None, None)
     )
+
+
+@pytest.mark.parametrize("switch", EARLIER, ids=lambda switch: switch.name)
+def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path, switch: Switch) -> None:
+    number = "team_reward" if command_line.KEYS[switch.number].choices else 7
+    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
+    OmegaConf.update(saved, switch.number, number, force_add=True)
+    for word, expected in zip(switch.words, (number, switch.off), strict=True):
+        OmegaConf.update(saved, switch.name, word, force_add=True)
+        OmegaConf.save(saved, tmp_path / "config.yaml")
+        assert value_at(command_line.load_config(tmp_path / "config.yaml"), switch.number) == expected
+
+
+ACTOR = "actor_rollout_ref.actor"
+OPTIM = f"{ACTOR}.optim"
+PROFILER, FUNCTION = "critic.profiler", "reward.custom_reward_function"
+EARLIER_FILES = [
+    (
+        {f"{OPTIM}.lr_warmup_steps": -1, f"{OPTIM}.lr_warmup_steps_ratio": 0.1},
+        f"{OPTIM}.lr_warmup_steps",
+        0.1,
+    ),
+    ({f"{OPTIM}.lr_warmup_steps": 7, f"{OPTIM}.lr_warmup_steps_ratio": 0.1}, f"{OPTIM}.lr_warmup_steps", 7),
+    ({f"{OPTIM}.lr_warmup_steps": -1, f"{OPTIM}.lr_warmup_steps_ratio": 0.0}, f"{OPTIM}.lr_warmup_steps", 0),
+    ({"trainer.resume_mode": "auto", "trainer.resume_from_path": None}, "trainer.resume_mode", "auto"),
+    ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/a"}, "trainer.resume_mode", "/a"),
+    (
+        {f"{PROFILER}.enable": False, f"{PROFILER}.all_ranks": False, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        [],
+    ),
+    (
+        {f"{PROFILER}.enable": True, f"{PROFILER}.all_ranks": False, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        [0],
+    ),
+    (
+        {f"{PROFILER}.enable": True, f"{PROFILER}.all_ranks": True, f"{PROFILER}.ranks": []},
+        f"{PROFILER}.ranks",
+        "all",
+    ),
+    ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": None}, f"{ACTOR}.clip_ratio_low", 0.1),
+    ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_high": 0.3}, f"{ACTOR}.clip_ratio_high", 0.3),
+    (
+        {"algorithm.group_by_agent_id": True, "algorithm.group_by": None},
+        "algorithm.group_by",
+        ["uid", "agent_id"],
+    ),
+    ({"algorithm.group_by_agent_id": False, "algorithm.group_by": None}, "algorithm.group_by", ["uid"]),
+    ({"algorithm.group_by_agent_id": False, "algorithm.group_by": ["turn"]}, "algorithm.group_by", ["turn"]),
+    ({"agent.team_command": [], "agent.team": "a:b"}, "agent.team", "a:b"),
+    ({"agent.team_command": ["a", "b"], "agent.team": None}, "agent.team", ["a", "b"]),
+    ({"trainer.check_engines": False, "trainer.check_memory": True}, "trainer.checks", ["memory"]),
+    ({"reward.shaping": "binary", "reward.shaping_threshold": 2.0}, "reward.shaping_by", 2.0),
+    ({"reward.shaping": "binary", "reward.shaping_gamma": 2.0}, "reward.shaping_by", None),
+    ({"reward.shaping": "hop_discount", "reward.shaping_gamma": 0.5}, "reward.shaping_by", 0.5),
+    ({f"{FUNCTION}.path": "f.py", f"{FUNCTION}.name": "score"}, f"{FUNCTION}.path", "f.py:score"),
+    ({f"{FUNCTION}.path": None, f"{FUNCTION}.name": "compute_score"}, f"{FUNCTION}.path", None),
+    ({"trainer.pool_sizes": {"a": 2}, "rollout.pool_sizes": {}}, "trainer.pool_sizes", {"a": 2}),
+    (
+        {"trainer.pool_sizes": {"a": 2}, "rollout.pool_sizes": {"a": 1, "b": 3}},
+        "trainer.pool_sizes",
+        {"a": [2, 1], "b": [0, 3]},
+    ),
+    (
+        {
+            "global_profiler.tool": "torch",
+            "global_profiler.steps": [2, 1, 4],
+            "global_profiler.profile_continuous_steps": True,
+        },
+        "global_profiler.steps",
+        [[1, 2], 4],
+    ),
+    ({"global_profiler.tool": None, "global_profiler.steps": [1]}, "global_profiler.steps", None),
+    ({"global_profiler.tool": "torch", "global_profiler.steps": [1]}, "global_profiler.steps", [1]),
+]
+
+
+@pytest.mark.parametrize(("then", "name", "value"), EARLIER_FILES)
+def test_a_file_with_keys_that_are_one_now_is_read_as_before(
+    tmp_path: Path, then: dict[str, Any], name: str, value: Any
+) -> None:
+    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
+    for key, former in then.items():
+        OmegaConf.update(saved, key, former, force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    assert value_at(command_line.load_config(tmp_path / "config.yaml"), name) == value
+
+
+def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) -> None:
+    saved = OmegaConf.create(asdict(command_line.compose_config([*TEAM, "agent.agent_ids=[A,B]"])))
+    OmegaConf.update(saved, OPTIM, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5})
+    own = {
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
+        "rollout": {"val_kwargs": {"do_sample": [False, None]}},
+    }
+    OmegaConf.update(saved, "agent.agent_specific_parameters", own)
+    OmegaConf.update(saved, "actor_rollout_ref.rollout.val_kwargs.do_sample", True, force_add=True)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    config = command_line.load_config(tmp_path / "config.yaml")
+    assert config.agent.agent_specific_parameters == {
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
+        "rollout": {"val_kwargs": {"temperature": [0.0, None]}},
+    }
+    actor_config = config.actor_rollout_ref.actor
+    assert actor_config.optim.lr_warmup_steps == 0.5
+    assert (actor_config.clip_ratio_low, actor_config.clip_ratio_high) == (0.1, 0.4)
 
 
 @pytest.mark.parametrize("name", FORMER)

@@ -30,8 +30,8 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.alpha": -0.5}, "reward.alpha=-0.5: expected at least 0"),
         ({"reward.alpha": float("inf")}, "reward.alpha=inf: expected at least 0 and finite"),
         (
-            {"reward.shaping_threshold": float("nan")},
-            "reward.shaping_threshold=nan: expected a finite number",
+            {"reward.shaping_by": float("nan")},
+            "reward.shaping_by=nan: expected a finite number",
         ),
         (
             {"reward.overlong_buffer.penalty_factor": float("inf")},
@@ -42,7 +42,10 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
             "reward.team_scope='calls': expected one of episode, turn, call; did you mean 'call'",
         ),
         ({"reward.shaping": "hop"}, "reward.shaping='hop': expected one of default, turn_weighted"),
-        ({"reward.shaping_gamma": 1.5}, "reward.shaping_gamma=1.5: expected at least 0 and at most 1"),
+        (
+            {"reward.shaping": "discount", "reward.shaping_by": 1.5},
+            "reward.shaping_by=1.5: expected at least 0 and at most 1",
+        ),
         ({"reward.propagation.mode": "treshold"}, "did you mean 'threshold'"),
         (
             {"reward.propagation.theta": 1.2},
@@ -81,7 +84,6 @@ def make(tiny_model_dir: Path, changes: dict[str, Any]) -> RunConfig:
         ({"reward.overlong_buffer.penalty_factor": -1.0}, "reward.overlong_buffer.penalty_factor=-1.0"),
         (
             {
-                "reward.overlong_buffer.enable": True,
                 "reward.overlong_buffer.len": 65,
                 "data.max_response_length": 64,
             },
@@ -101,8 +103,8 @@ def test_a_value_that_cannot_be_used_is_named(
     ("key", "value", "column"),
     [
         ("actor_rollout_ref.actor.invalid_action_penalty_coef", 0.5, "invalid_penalty"),
-        ("reward.overlong_buffer.enable", True, "overlong_penalty"),
-        ("algorithm.use_kl_in_reward", True, ""),
+        ("reward.overlong_buffer.len", 5, "overlong_penalty"),
+        ("algorithm.kl_ctrl.kl_coef", 0.5, ""),
     ],
 )
 def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(
@@ -120,4 +122,4 @@ def test_a_part_of_the_reward_that_gdpo_does_not_read_is_refused(
         check("team_reward", "mixed_reward")
     for read in ("reward", "step_reward", column) if column else ():
         check("team_reward", read)
-    check("team_reward", **{"algorithm.filter_groups.enable": True})
+    check("team_reward", **{"algorithm.filter_groups.metric": "seq_reward"})

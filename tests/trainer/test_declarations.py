@@ -194,8 +194,8 @@ def test_a_key_that_only_the_preset_gives_is_called_the_presets(capsys: pytest.C
         ("trainer.num_threads=100000", "trainer.num_threads=100000: expected at least 0 and at most 1024"),
         ("reward.alpha=1e300", "reward.alpha=1e300: expected at least 0 and at most 3.4e+38"),
         (
-            "actor_rollout_ref.actor.clip_ratio=1e39",
-            "actor_rollout_ref.actor.clip_ratio=1e39: expected at least 0 and at most 3.4e+38",
+            "actor_rollout_ref.actor.clip_ratio_low=1e39",
+            "actor_rollout_ref.actor.clip_ratio_low=1e39: expected at least 0 and at most 3.4e+38",
         ),
         (
             "actor_rollout_ref.actor.optim.eps=1e-50",

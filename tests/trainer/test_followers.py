@@ -31,7 +31,7 @@ def test_a_key_has_the_type_the_range_and_the_default_of_the_key_that_it_follows
 def test_a_section_follows_in_the_keys_that_both_inherit_and_in_no_other() -> None:
     own = {name for name in keys(RunConfig) if name.startswith("critic.") and name not in FOLLOWERS}
     assert own == {
-        "critic.enable", "critic.view", "critic.joint_prompt_length", "critic.cliprange_value",
+        "critic.enable", "critic.joint_prompt_length", "critic.cliprange_value",
         "critic.model.path", "critic.model.tokenizer_path", "critic.model.trust_remote_code",
         "critic.optim.lr",
     }  # fmt: skip
@@ -108,7 +108,6 @@ OWN = "agent.agent_specific_parameters"
 # A key that follows another under `actor_rollout_ref`: both, a value, and two values of the leader of agents.
 LOG_PROBS = [
     (name, leader, *{
-        "use_dynamic_bsz": ("false", "[true,false]"),
         "max_token_len_per_gpu": ("64", "[32,16]"),
         "micro_batch_size_per_gpu": ("4", "[2,1]"),
     }[leader.partition("ppo_")[2] or leader.rpartition(".")[2]])
@@ -126,7 +125,7 @@ def team(tmp_path: Path) -> list[str]:
 
 
 def test_the_keys_of_a_model_that_follow_others_are_those_of_log_probs() -> None:
-    assert len(LOG_PROBS) == 6 and all("log_prob_" in name for name, *_ in LOG_PROBS)
+    assert len(LOG_PROBS) == 4 and all("log_prob_" in name for name, *_ in LOG_PROBS)
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -171,7 +171,7 @@ def test_what_cannot_fit_is_refused_with_keys_and_figures(
     assert "\n" not in message
     with pytest.raises(
         ConfigError,
-        match=r"use a smaller model, or a machine with more memory \(trainer.check_memory=false starts\)",
+        match=r"use a smaller model, or a machine with more memory \(trainer.checks=\[engines\] starts\)",
     ):
         planned(model, 5 * MIB, monkeypatch)
 
@@ -200,7 +200,7 @@ def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
     [
         ("cuda", ("trainer.controller=local",)),
         ("cpu", ("ray_init.address=10.0.0.1:6379",)),
-        ("cpu", ("trainer.controller=local", "trainer.check_memory=false")),
+        ("cpu", ("trainer.controller=local", "trainer.checks=[engines]")),
     ],
 )
 def test_memory_that_the_driver_does_not_see_is_not_counted_and_refuses_nothing(

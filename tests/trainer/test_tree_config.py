@@ -118,8 +118,8 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
             "rollout.tree.returns=step",
         ),
         (
-            COMMITTED | BY_AGENT | {"algorithm.filter_groups.enable": True},
-            "filter_groups.enable=true drops rows of groups",
+            COMMITTED | BY_AGENT | {"algorithm.filter_groups.metric": "seq_reward"},
+            "filter_groups.metric=seq_reward drops rows of groups",
         ),
         (
             COMMITTED | BY_AGENT | {"rollout.tree.candidate_weight": -1.0},

@@ -29,7 +29,7 @@ def make_workers(model: Path) -> tuple[PolicyWorker, RolloutWorker]:
     adapters = {
         "wide": config(model, 8),
         "narrow": config(model, 1),
-        "loose": config(model, 2, lr=1e-3, clip_ratio=5.0),
+        "loose": config(model, 2, lr=1e-3, clip_ratio_low=5.0, clip_ratio_high=5.0),
     }
     common = {"config": adapters["wide"], "adapters": adapters, "seed": 0, "device": "cpu", "num_threads": 1}
     policy = PolicyWorker(use_reference=True, **common)  # type: ignore[arg-type]

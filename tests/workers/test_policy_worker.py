@@ -106,9 +106,7 @@ def test_a_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(
     made: dict[str, tuple[float, float, str]] = {}
     for kind in (value, name, "k2"):
         worker, rows = (
-            make_worker(
-                tiny_model_dir, actor=ActorConfig(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_type=kind)
-            ),
+            make_worker(tiny_model_dir, actor=ActorConfig(kl_loss_coef=1.0, kl_loss_type=kind)),
             make_rows(5),
         )
         rows["advantages"].zero_()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
-from verl.compat.keys import DR_MAS_TWINS, VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
+from verl.compat.keys import TWINS, VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
 from verl.compat.values import PER_AGENT, Setting, Translation, plain, same
 from verl.trainer.config.command import Command, key_of, split
 
@@ -52,7 +52,7 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
     translations = {override: _take(override, _find(override), settings) for override in overrides}
     # Values alone, such as `trainer.logger=console`, do not make it a command of verl, with verl's
     # defaults.
-    twins = {entry.name for entry in DR_MAS_TWINS}
+    twins = {entry.name for entry in TWINS}
     value_keys = {entry.name for entry in VERL_VALUES} | twins
     command = TranslatedCommand(
         translated=any(
@@ -100,7 +100,7 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
 
 def _find(override: str) -> VerlKey | None:
     key = key_of(override)
-    tables = (*DR_MAS_TWINS, *VERL_VALUES)
+    tables = (*TWINS, *VERL_VALUES)
     return next((entry for entry in tables if entry.name == key), None) or find_verl_key(key)
 
 

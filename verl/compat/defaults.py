@@ -28,9 +28,9 @@ VERL_DEFAULTS = {
     "data.filter_overlong_prompts": "false",
     f"{MODEL}.enable_gradient_checkpointing": "true",
     f"{ACTOR}.ppo_mini_batch_size": "256",
-    f"{ACTOR}.use_dynamic_bsz": "false",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "8",
     f"{ACTOR}.shuffle": "false",
-    f"{ROLLOUT}.val_kwargs.do_sample": "false",
+    f"{ROLLOUT}.val_kwargs.temperature": "0.0",
     "critic.model.enable_gradient_checkpointing": "true",
     "algorithm.adv_estimator": "gae",
     "algorithm.filter_groups.max_num_gen_batches": "0",
@@ -41,7 +41,7 @@ VERL_DEFAULTS = {
 DR_MAS_DEFAULTS = {
     f"{ACTOR}.entropy_coeff": "0.001",
     f"{ACTOR}.invalid_action_penalty_coef": "0.1",
-    "algorithm.group_by_agent_id": "false",
+    "algorithm.group_by": "[uid]",
     "algorithm.gigpo.similarity_thresh": "1.0",
     "env.max_steps": "50",
     "env.history_length": "2",
@@ -55,16 +55,15 @@ OLDER_DEFAULTS = {
 # Keys that have the value of another key unless they are set, there as here. Others that follow one
 # here keep their default there.
 FOLLOW = (
-    f"{REF}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz",
     f"{REF}.log_prob_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "critic.use_dynamic_bsz", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
+    "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
     "critic.loss_agg_mode",
 )  # fmt: skip
 # Keys that are left out where they have no effect: verl reads them under the same conditions, or
 # they change speed and memory alone.
 MAY_HAVE_NO_EFFECT = (
-    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio",
+    f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", f"{ACTOR}.clip_ratio_",
     f"{ACTOR}.ppo_max_token_len_per_gpu",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.fsdp_config.", f"{MODEL}.lora_alpha", f"{REF}.",
     f"{ROLLOUT}.log_prob_",
@@ -73,10 +72,9 @@ MAY_HAVE_NO_EFFECT = (
     f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine",
     "critic.",
     "algorithm.gamma", "algorithm.lam", "algorithm.kl_ctrl.", "algorithm.kl_penalty", "algorithm.gigpo.",
-    "algorithm.group_by_agent_id",
+    "algorithm.group_by",
     "algorithm.rollout_correction.", "algorithm.filter_groups.max_num_gen_batches", "trainer.critic_warmup",
     "trainer.total_epochs",
-    "trainer.resume_from_path",
     f"{ACTOR}.profiler.", "global_profiler.",
 )  # fmt: skip
 

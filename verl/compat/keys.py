@@ -26,14 +26,17 @@ from verl.compat.values import (
     PER_AGENT,
     Take,
     below,
+    beside_enable,
+    beside_leader,
     beside_switch,
     both,
+    both_sides,
     carried,
     carried_per_agent,
     engine_gpus,
     engine_nodes,
     equal_to_here,
-    greedy_temperature,
+    grouped,
     hybrid_engine,
     into_dtype,
     loggers,
@@ -41,18 +44,25 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
-    number_of_updates,
-    numbers_of_updates,
+    overlong_buffer,
     own_values,
-    penalty_switch,
-    penalty_switches,
+    recorded_ranks,
+    recorded_steps,
+    resumed,
+    reward_function,
     reward_manager,
     scored_by_model,
     shared_policy,
+    start_checks,
+    switched,
     unused_tool,
+    warm_up,
     within_a_node,
     within_the_policy,
+    without_switch,
 )
+from verl.trainer.config.spec import as_typed
+from verl.trainer.plan.earlier_files import SWITCHES, Switch
 
 ACTOR, REF, ROLLOUT, MODEL = (
     f"actor_rollout_ref.{section}" for section in ("actor", "ref", "rollout", "model")
@@ -68,12 +78,14 @@ class VerlKey:
         here: the equivalent keys; empty when there is none.
         note: the difference, or why there is no equivalent.
         take: translation of a value; None refuses every value.
+        whose: whose key it is, as messages say it.
     """
 
     name: str
     here: tuple[str, ...]
     note: str
     take: Take | None = None
+    whose: str = "verl's key"
 
     def matches(self, key: str) -> bool:
         """Return whether `key` is this key, or below it."""
@@ -87,15 +99,15 @@ class VerlKey:
     def hint(self) -> str:
         """Return what to use instead, for a one-line error."""
         return (
-            f"verl's key, here {', '.join(self.here)}: {self.note}"
+            f"{self.whose}, here {', '.join(self.here)}: {self.note}"
             if self.here
-            else f"verl's key, no equivalent here: {self.note}"
+            else f"{self.whose}, no equivalent here: {self.note}"
         )
 
 
 def find_verl_key(key: str) -> VerlKey | None:
     """Return the first entry that matches `key`, or None."""
-    former_names = (entry for entry in DR_MAS_TWINS if entry.name not in entry.here)
+    former_names = (entry for entry in TWINS if entry.name not in entry.here)
     return next((entry for entry in (*VERL_KEYS, *former_names) if entry.matches(key)), None)
 
 
@@ -112,13 +124,14 @@ _PER_DEVICE = "rows per device, not over all devices"
 _ONE_SEED = "one seed for all random numbers"
 _ALL_TOKENS = "the maximum length of the agent's replies"
 _REWARDS = "the environment computes the reward (docs/workflows.md)"
-_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is scope=episode, combine=replace"
+_REWARD_MODEL = "kind=sequence_classification with path; verl's team reward is agents=null, combine=replace"
 _TOOLS = "an orchestra defines the order of calls and the tools (docs/workflows.md)"
 _ENGINE = (
     "devices of the engines' own; with 0 GPUs, the default here, engines share the devices of the trainer"
 )
 _TEXT = "text only: no images, video or audio"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
+FUNCTION = "reward.custom_reward_function"
 _FSDP2 = "FSDP2 is the one training engine"
 _ENGINES_ALONE = "timeline.jsonl has the calls of engines; vLLM's own profiler is not started"
 _REFERENCE_TRACE = "the reference runs in the policy's worker, and is in its trace"
@@ -275,11 +288,15 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
     *_absent("metrics have the share of penalized replies", "reward.reward_kwargs.overlong_buffer_cfg.log", take=nothing()),
-    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
+    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies",
              take=equal_to_here),
-    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="enable, len and penalty_factor", take=carried),
-    _renamed("custom_reward_function", "reward.custom_reward_function", note="path, name and reward_kwargs", take=carried),
+    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
+    *(
+        _renamed(f"custom_reward_function.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        for name in ("path", "name")
+    ),
+    _renamed("custom_reward_function", FUNCTION, note="path:name and reward_kwargs", take=carried),
     *(
         _renamed(f"reward.reward_manager.{name}", "reward.reward_manager.name", note="a name that a plug-in registered (agent.plugins)")
         for name in ("source", "module")
@@ -390,7 +407,6 @@ VERL_VALUES: tuple[VerlKey, ...] = (
     _renamed("trainer.device", "trainer.device", note="GPUs or the CPU; NPUs are not supported", take=mapped(npu="auto")),
     _renamed("data.train_batch_size", "data.train_batch_size", note="the tasks of a step: require_batches * ppo_mini_batch_size",
              take=zero_batch),
-    _renamed("global_profiler.tool", "global_profiler.tool", note="torch is the one profiler", take=unused_tool),
     _renamed("trainer.logger", "trainer.logger", note="a list; the backend file is jsonl", take=loggers),
     *(
         _renamed(name, name, note="a short name", take=mapped(bfloat16="bf16", float32="fp32"))
@@ -402,47 +418,82 @@ VERL_VALUES: tuple[VerlKey, ...] = (
         for name in (f"{ACTOR}.optim.lr", f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_mini_batch_size")
     ),
 )  # fmt: skip
-# Names of Dr. MAS for what another key says here. They do not make a command line one of Dr. MAS.
-DR_MAS_TWINS: tuple[VerlKey, ...] = (
+
+
+FORMER_KEY = "a key of an earlier version"
+
+
+def _switch(switch: Switch) -> tuple[VerlKey, ...]:
+    """Return the entries of a boolean and of the key that has its meaning here, of all and of agents."""
+    on, off = map(as_typed, switch.words)
+    take = switched(switch.on, as_typed(switch.off), (on, off))
+    pairs = [(switch.name, switch.number, switch.note)]
+    if switch.number.startswith("actor_rollout_ref."):
+        names = (name.replace("actor_rollout_ref", PER_AGENT, 1) for name in (switch.name, switch.number))
+        own = "null: the common one" if switch.off is None else switch.note
+        none = "null" if switch.off is None else f"{switch.off:g}"
+        pairs.append((*names, f"one number per agent, such as [{switch.on},{none}]; {own}"))  # type: ignore[arg-type]
+    return tuple(
+        entry
+        for name, number, note in pairs
+        for entry in (
+            VerlKey(name, (number,), note, take, VerlKey.whose if switch.is_upstreams else FORMER_KEY),
+            _renamed(number, number, note=note, take=beside_switch(number, name, off)),
+        )
+    )
+
+
+# Names of verl and Dr. MAS, and of earlier versions, for what another key says here. They do not
+# make a command line one of verl's or of Dr. MAS.
+TWINS: tuple[VerlKey, ...] = (
     _renamed(
         "agent.model_sharing", "agent.specialization",
         note="prompt: one policy for agents with the same model", take=shared_policy,
     ),
-    _renamed(
-        f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef",
-        note="0: no penalty", take=penalty_switch,
-    ),
-    _renamed(
-        f"{PER_AGENT}.actor.use_invalid_action_penalty", f"{PER_AGENT}.actor.invalid_action_penalty_coef",
-        note="one number per agent, such as [0.1,0]; 0: no penalty", take=penalty_switches,
-    ),
+    *(entry for switch in SWITCHES for entry in _switch(switch)),
     *(
-        _renamed(
-            f"{section}.invalid_action_penalty_coef", f"{section}.invalid_action_penalty_coef",
-            note="0: no penalty",
-            take=beside_switch("invalid_action_penalty_coef", "use_invalid_action_penalty"),
-        )
+        _renamed(f"{section}.clip_ratio", f"{section}.clip_ratio_low", f"{section}.clip_ratio_high", note="both sides", take=both_sides)
         for section in (ACTOR, f"{PER_AGENT}.actor")
     ),
     *(
-        _renamed(
-            f"{section}.use_adaptive_ppo_mini_batch_size", f"{section}.ppo_mini_update_num",
-            note="null: by ppo_mini_batch_size", take=number_of_updates,
-        )
-        for section in (ACTOR, "critic")
+        _renamed(f"{ACTOR}.{name}", f"{ACTOR}.{name}", note="null: clip_ratio", take=nothing("null"))
+        for name in ("clip_ratio_low", "clip_ratio_high")
     ),
-    _renamed(
-        f"{PER_AGENT}.actor.use_adaptive_ppo_mini_batch_size", f"{PER_AGENT}.actor.ppo_mini_update_num",
-        note="one number per agent, such as [10,null]; null: the common one",
-        take=numbers_of_updates,
+    _renamed("algorithm.group_by_agent_id", "algorithm.group_by", note="[uid,agent_id], or [uid]", take=grouped),
+    VerlKey("agent.team_command", ("agent.team",), "a command, or module:function", carried, FORMER_KEY),
+    *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=nothing("true")),
+    *(
+        _renamed(f"{section}.{name}", f"{section}.lr_warmup_steps", note="below 1: their share of the schedule's", take=warm_up)
+        for section in (f"{ACTOR}.optim", f"{PER_AGENT}.actor.optim", "critic.optim")
+        for name in ("lr_warmup_steps_ratio", "lr_warmup_steps")
     ),
     *(
-        _renamed(
-            f"{section}.ppo_mini_update_num", f"{section}.ppo_mini_update_num",
-            note="null: by ppo_mini_batch_size",
-            take=beside_switch("ppo_mini_update_num", "use_adaptive_ppo_mini_batch_size"),
-        )
-        for section in (ACTOR, f"{PER_AGENT}.actor", "critic")
+        _renamed(f"trainer.{name}", "trainer.resume_mode", note="the folder itself", take=resumed)
+        for name in ("resume_from_path", "resume_mode")
+    ),
+    _renamed("global_profiler.tool", "global_profiler.steps", note="torch is the one profiler", take=unused_tool),
+    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=recorded_steps),
+    _renamed("global_profiler.profile_continuous_steps", "global_profiler.steps", note="[[2,3]] has both in one trace",
+             take=nothing("true", "false")),
+    *(
+        VerlKey(f"trainer.check_{name}", ("trainer.checks",), "the list of those that are made", start_checks, FORMER_KEY)
+        for name in ("engines", "memory")
+    ),
+    *(
+        _renamed(f"{FUNCTION}.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        for name in ("path", "name")
+    ),
+    VerlKey("reward.shaping_gamma", ("reward.shaping_by",), "of discount and hop_discount", carried, FORMER_KEY),
+    VerlKey("reward.shaping_threshold", ("reward.shaping_by",), "of binary", carried, FORMER_KEY),
+    VerlKey("rollout.pool_sizes", ("trainer.pool_sizes",), "[6,2]: those of the trainer and of the engines", None, FORMER_KEY),
+    *(
+        _renamed(f"{section}.{name}", f"{section}.ranks", note="[0], or all; []: none", take=take)
+        for section in (f"{ACTOR}.profiler", "critic.profiler")
+        for name, take in (("enable", recorded_ranks), ("all_ranks", recorded_ranks), ("ranks", beside_enable))
+    ),
+    *(
+        _renamed(f"{PER_AGENT}.actor.profiler.{name}", f"{PER_AGENT}.actor.profiler.ranks", note="one list per agent, or all; []: none")
+        for name in ("enable", "all_ranks")
     ),
 )  # fmt: skip
 # Values of keys of the same name that mean something else in a command line with keys or values of
@@ -455,14 +506,28 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
         for name in ("trainer.test_freq", "trainer.save_freq")
     ),
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
-    _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="do_sample=false is greedy",
-             take=greedy_temperature),
+    _renamed("trainer.resume_from_path", "trainer.resume_mode", note="the folder itself", take=no_effect()),
+    *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=no_effect()),
+    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=without_switch("global_profiler.tool", "null")),
+    *(
+        _renamed(f"{section}.ranks", f"{section}.ranks", note="[]: none", take=without_switch(f"{section}.enable"))
+        for section in (f"{ACTOR}.profiler", "critic.profiler")
+    ),
+    *(
+        _renamed(switch.number, switch.number, note=switch.note, take=without_switch(switch.name, as_typed(switch.words[1])))
+        for switch in SWITCHES if switch.is_verls
+    ),
     *(
         _renamed(name, name, note="null is the default, as there", take=nothing("null"))
-        for name in ("data.seed", "data.val_batch_size", "algorithm.filter_groups.metric", "trainer.total_training_steps",
-                     f"{ACTOR}.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu",
-                     f"{REF}.log_prob_micro_batch_size_per_gpu",
-                     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps", f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    ),
+    *(
+        _renamed(name, name, note="rows of a micro-batch", take=beside_leader(own, f"{ACTOR}.use_dynamic_bsz"))
+        for name, own in (
+            ("critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"),
+            (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{REF}.log_prob_use_dynamic_bsz"),
+            (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
+        )
     ),
     _renamed("reward.reward_manager.name", "reward.reward_manager.name",
              note="a function may return terms beside its score; without one, the environment gives the reward", take=reward_manager),

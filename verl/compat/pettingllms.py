@@ -71,7 +71,7 @@ PETTINGLLMS_KEYS: tuple[VerlKey, ...] = (
            note="the environment gives team and local rewards: r = alpha * team + local"),
     _entry("env_idx, turn_idx, agent_idx", "algorithm.group_by",
            note="algorithm.preset=at_grpo compares the candidates of one call: one task, turn and agent, as in a tree there"),
-    _entry(f"{_PPO}.filter_method", "algorithm.filter_groups.enable",
+    _entry(f"{_PPO}.filter_method", "algorithm.filter_groups.metric",
            note="dapo drops groups of equal rewards if filter_ratio is above 0; mean, std and uid have no equivalent"),
     _entry(f"{_PPO}.filter_ratio", note="no share of groups or samples is dropped"),
     _entry(_PPO, "actor_rollout_ref", "algorithm", "critic", "agent.agent_specific_parameters",

@@ -8,6 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl.trainer.config.run import START_CHECKS
+from verl.trainer.config.spec import as_typed
+from verl.trainer.plan.earlier_files import runs_of_steps
+from verl.trainer.plan.presets import PRESETS
+
 PER_AGENT = "agent.agent_specific_parameters"
 
 
@@ -62,6 +67,11 @@ Take = Callable[[Setting], Translation | None]
 def plain(value: str) -> str:
     """Return a value as typed in lower case, without quotes."""
     return value.strip().strip("'\"").lower()
+
+
+def plain_text(value: str) -> str:
+    """Return a value as typed without quotes."""
+    return value.strip().strip("'\"")
 
 
 def same(one: str, other: str) -> bool:
@@ -142,23 +152,36 @@ def shared_policy(setting: Setting) -> Translation | None:
     return Translation({setting.here[0]: "prompt"} if setting.plain == "true" else {}, listed=False)
 
 
-def penalty_switch(setting: Setting) -> Translation | None:
-    """Translated: false to 0, true to 0.1 unless the coefficient is in the command."""
-    return _switched(setting, on="0.1", off="0.0")
+def switched(on: str, off: str, words: tuple[str, str] = ("true", "false")) -> Take:
+    """Translate a boolean to a value of the key beside it: `off`, or `on` unless the command has it;
+    also a list of the agents.
+
+    Args:
+        words: values of the switch for on and off.
+    """
+
+    def take(setting: Setting) -> Translation | None:
+        if setting.key.startswith(f"{PER_AGENT}."):
+            return _switched_per_agent(setting, on, off, words)
+        return _switched(setting, on, off, words)
+
+    take.__doc__ = (
+        f"Translated: {words[1]} to {off}, {words[0]} to {on} unless the key here is in the command."
+    )
+    return take
 
 
-def number_of_updates(setting: Setting) -> Translation | None:
-    """Translated: false to null, true to 10 unless the number is in the command."""
-    return _switched(setting, on="10", off="null")
-
-
-def _switched(setting: Setting, on: str, off: str) -> Translation | None:
-    """Return the value of the key beside a switch, which is `on` unless it is in the command."""
+def _switched(setting: Setting, on: str, off: str, words: tuple[str, str]) -> Translation | None:
+    """Return the value of the key beside a switch, which is `on` unless the command, or its preset,
+    has another.
+    """
     key = setting.here[0]
-    if setting.plain == "true":
-        is_set = plain(setting.command.get(key, "null")) != "null"
+    if setting.plain == words[0]:
+        preset = plain(setting.command.get("algorithm.preset", "null"))
+        by_preset = PRESETS.get(preset, {}).get(key, off)
+        is_set = plain(setting.command.get(key, "null")) != "null" or not same(by_preset, off)
         return Translation({} if is_set else {key: on}, listed=False)
-    if setting.plain != "false":
+    if setting.plain != words[1]:
         return None
     per_agent = key.replace("actor_rollout_ref", PER_AGENT, 1)
     values = _elements(setting.command, per_agent) if per_agent != key else []
@@ -170,21 +193,7 @@ def _switched(setting: Setting, on: str, off: str) -> Translation | None:
     return Translation({key: off}, listed=False, against=per_agent if ignored else "")
 
 
-def penalty_switches(setting: Setting) -> Translation | None:
-    """Translated for each agent: false to 0, true to its coefficient, else the common one, else
-    0.1.
-    """
-    return _switched_per_agent(setting, on="0.1", off="0.0")
-
-
-def numbers_of_updates(setting: Setting) -> Translation | None:
-    """Translated for each agent: true to its number, else the common one, else 10; false to null,
-    but refused beside a common number.
-    """
-    return _switched_per_agent(setting, on="10", off="null")
-
-
-def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | None:
+def _switched_per_agent(setting: Setting, on: str, off: str, words: tuple[str, str]) -> Translation | None:
     key = setting.here[0]
     common_key, common_switch = (
         name.replace(PER_AGENT, "actor_rollout_ref", 1) for name in (key, setting.key)
@@ -193,8 +202,9 @@ def _switched_per_agent(setting: Setting, on: str, off: str) -> Translation | No
     switches = _read(setting.value)
     if not isinstance(switches, list) or any(switch not in (True, False, None) for switch in switches):
         return None
+    switches = [switch if switch is None else as_typed(switch) == words[0] for switch in switches]
     values = _elements(setting.command, key) or [None] * len(switches)
-    is_on = plain(setting.command.get(common_switch, str(common != "null"))) == "true"
+    is_on = plain(setting.command.get(common_switch, words[common == "null"])) == words[0]
     # null, which stands for the common value, cannot switch it off
     if len(values) != len(switches) or (off == "null" and is_on and False in switches):
         return None
@@ -215,22 +225,171 @@ def _elements(command: Mapping[str, str], key: str) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def beside_switch(name: str, switch: str) -> Take:
-    """Leave out the value of a key, whose last part is `name`, that a switch decides."""
+def beside_switch(number: str, switch: str, off: str = "false") -> Take:
+    """Leave out the value of the key `number` that `switch` decides."""
 
     def take(setting: Setting) -> Translation | None:
-        value = setting.command.get(setting.key.replace(name, switch))
-        is_decided = value is not None and (setting.key.startswith(PER_AGENT) or plain(value) == "false")
+        value = setting.command.get(switch)
+        if value is None:
+            return None
+        is_decided = number.startswith(PER_AGENT) or plain(value) == off or setting.plain == "null"
         return Translation(listed=False) if is_decided else None
 
-    take.__doc__ = f"Left out beside {switch}=false, and of agents beside their {switch}."
+    leaf = switch.rpartition(".")[2]
+    take.__doc__ = f"Left out beside {leaf}={off}, and of agents beside their {leaf}."
     return take
 
 
+def without_switch(switch: str, off: str = "false") -> Take:
+    """Leave out a value that has no effect, as the command does not set `switch`, which is off there."""
+
+    def take(setting: Setting) -> Translation | None:
+        said = f"no effect without {switch}"
+        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=said)
+
+    take.__doc__ = f"Left out without {switch.rpartition('.')[2]}, which is {off} by default there."
+    return take
+
+
+def both_sides(setting: Setting) -> Translation | None:
+    """Translated to both keys, but those that have a value in the command."""
+    sides = [
+        key
+        for key in setting.here
+        if all(
+            plain(setting.command.get(name, "null")) == "null"
+            for name in (key, key.replace(PER_AGENT, "actor_rollout_ref", 1))
+        )
+    ]
+    return Translation(dict.fromkeys(sides, setting.value), listed=False)
+
+
+def grouped(setting: Setting) -> Translation | None:
+    """Translated: true to [uid,agent_id], false to [uid], unless group_by is in the command."""
+    key = setting.here[0]
+    preset = PRESETS.get(plain(setting.command.get("algorithm.preset", "null")), {})
+    if setting.plain not in ("true", "false"):
+        return None
+    by_agent = "[uid,agent_id]"
+    decided = plain(setting.command.get(key, "null")) != "null" or preset.get(key, by_agent) != by_agent
+    fields = by_agent if setting.plain == "true" else "[uid]"
+    return Translation({} if decided else {key: fields}, listed=False)
+
+
+def beside_leader(own: str, switch: str) -> Take:
+    """Leave out a number of rows whose switch, `own`, follows `switch`, which asks for tokens."""
+
+    def take(setting: Setting) -> Translation | None:
+        by_tokens = own not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        return Translation() if by_tokens or setting.plain == "null" else None
+
+    take.__doc__ = f"Left out beside {switch}=true, which its own switch follows, and if null."
+    return take
+
+
+def warm_up(setting: Setting) -> Translation | None:
+    """Translated: a share below 1 is the number of steps where none is named; -1 steps are none."""
+    section = setting.key.rpartition(".")[0]
+    steps, share = (
+        _read(setting.command.get(f"{section}.{name}", "null"))
+        for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
+    )
+    lists = [column for column in (steps, share) if isinstance(column, list)]
+    if setting.key == setting.here[0] and "-1" not in setting.plain:
+        return None
+    if not lists:
+        value = _warm_up(steps, share)
+        return None if value is None else Translation({setting.here[0]: value}, listed=False)
+    columns = [column if isinstance(column, list) else [None] * len(lists[0]) for column in (steps, share)]
+    if len(columns[0]) != len(columns[1]):
+        return None
+    rows = [*zip(*columns, strict=True)]
+    values = ["null" if row == (None, None) else _warm_up(*row) for row in rows]
+    if None in values:
+        return None
+    return Translation({setting.here[0]: f"[{','.join(map(str, values))}]"}, listed=False)
+
+
+def _warm_up(steps: Any, share: Any) -> str | None:
+    """Return the steps, or their share, of one agent; None for what is no number, or a share of 1."""
+    value = (share or 0) if steps in (None, -1) else steps
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and (value is steps or 0 <= value < 1) else None
+
+
+def resumed(setting: Setting) -> Translation | None:
+    """Translated: resume_path beside a folder is the folder."""
+    folder = setting.command.get("trainer.resume_from_path", "null")
+    if plain(folder) == "null":
+        return Translation(listed=False) if setting.plain == "null" else None
+    by_path = plain(setting.command.get("trainer.resume_mode", "auto")) == "resume_path"
+    return Translation({setting.here[0]: folder}, listed=False) if by_path else None
+
+
+def recorded_ranks(setting: Setting) -> Translation | None:
+    """Translated: enable=true to ranks (the first unless they are named) or all of them, else none."""
+    section, _, leaf = setting.key.rpartition(".")
+    enable, all_ranks = (
+        plain(setting.command.get(f"{section}.{name}", "false")) for name in ("enable", "all_ranks")
+    )
+    ranks = setting.command.get(f"{section}.ranks", "[]")
+    if any(value not in ("true", "false") for value in (enable, all_ranks)):
+        return None
+    if leaf != "enable":  # decided with the switch
+        return Translation(listed=False)
+    if enable == "false":
+        return Translation({setting.here[0]: "[]"}, listed=False)
+    chosen = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
+    return Translation({setting.here[0]: chosen}, listed=False)
+
+
+def beside_enable(setting: Setting) -> Translation | None:
+    """Left out beside enable, which decides; [0,1] alone stays."""
+    return Translation(listed=False) if setting.key.replace(".ranks", ".enable") in setting.command else None
+
+
+def recorded_steps(setting: Setting) -> Translation | None:
+    """Left out beside tool=null; translated beside profile_continuous_steps=true: those that follow
+    each other are in a list.
+    """
+    tool = setting.command.get("global_profiler.tool")
+    if tool is not None and plain(tool) == "null":
+        return Translation(listed=False)
+    steps = _read(setting.value)
+    joins = plain(setting.command.get("global_profiler.profile_continuous_steps", "false")) == "true"
+    if not joins or not isinstance(steps, list) or not all(isinstance(step, int) for step in steps):
+        return None
+    return Translation({setting.here[0]: str(runs_of_steps(steps)).replace(" ", "")}, listed=False)
+
+
+def start_checks(setting: Setting) -> Translation | None:
+    """Translated: the checks that are not false."""
+    values = {name: plain(setting.command.get(f"trainer.check_{name}", "true")) for name in START_CHECKS}
+    if not {*values.values()} <= {"true", "false"}:
+        return None
+    names = [name for name, value in values.items() if value == "true"]
+    return Translation({setting.here[0]: f"[{','.join(names)}]"}, listed=False)
+
+
+def reward_function(setting: Setting) -> Translation | None:
+    """Translated: path and name to one text, path:name."""
+    section = setting.key.rpartition(".")[0]
+    path, name = (plain_text(setting.command.get(f"{section}.{leaf}", "null")) for leaf in ("path", "name"))
+    if setting.key.endswith(".path"):
+        key = setting.here[0]
+        is_set = "null" not in (path, name) and name != "compute_score"
+        whole = f"{path}:{name}" if is_set else path
+        return Translation({key: whole}, listed=False) if is_set or setting.key != key else None
+    if setting.key.endswith(".name"):
+        return Translation(listed=False) if path != "null" or name == "compute_score" else None
+    return carried(setting)
+
+
 def unused_tool(setting: Setting) -> Translation | None:
-    """Left out if it is not torch and global_profiler.steps names no step."""
+    """Left out if it is torch or null, or if global_profiler.steps names no step."""
     steps = plain(setting.command.get("global_profiler.steps", "null"))
-    return Translation(listed=False) if setting.plain != "torch" and steps in ("null", "[]") else None
+    is_known = setting.plain in ("torch", "null")
+    return Translation(listed=False) if is_known or steps in ("null", "[]") else None
 
 
 def within_the_policy(setting: Setting) -> Translation | None:
@@ -243,6 +402,16 @@ def within_the_policy(setting: Setting) -> Translation | None:
 
 def _only(values: Sequence[str]) -> str:
     return f" if {' or '.join(values)}, else refused" if values else ""
+
+
+def overlong_buffer(setting: Setting) -> Translation | None:
+    """Translated with enable=true, else left out: there is no penalty."""
+    section = setting.key.removesuffix(setting.rest)
+    is_on = plain(setting.command.get(f"{section}.enable", "false")) == "true"
+    if not is_on or setting.rest != ".enable":
+        return carried(setting) if is_on else Translation(listed=False)
+    has_length = plain(setting.command.get(f"{section}.len", "null")) != "null"
+    return Translation({} if has_length else {f"{setting.here[0]}.len": "0"})
 
 
 def below(**takes: Take) -> Take:
@@ -262,12 +431,6 @@ def own_values(setting: Setting) -> Translation | None:
     """
     agent_key = setting.key.replace("actor_rollout_ref", PER_AGENT, 1)
     return Translation(listed=False) if setting.plain == "null" and agent_key in setting.command else None
-
-
-def greedy_temperature(setting: Setting) -> Translation | None:
-    """Left out if 0 and validation is greedy, as by default, else refused."""
-    greedy = plain(setting.command.get(setting.key.replace(".temperature", ".do_sample"), "false")) == "false"
-    return Translation(listed=False) if greedy and same(setting.value, "0") else None
 
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "bf16": "bf16", "fp32": "fp32"}
@@ -330,7 +493,7 @@ def scored_by_model(setting: Setting) -> Translation | None:
     return Translation(
         {
             f"{section}.kind": "sequence_classification",
-            f"{section}.scope": "episode",
+            f"{section}.agents": "null",
             f"{section}.combine": "replace",
         }
     )

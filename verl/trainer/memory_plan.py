@@ -57,7 +57,7 @@ TRIALS = 2
 FP32 = 4
 ACTOR = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
-CHECK = "trainer.check_memory=false"
+CHECK = "trainer.checks=[engines]"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs"
 
 
@@ -136,7 +136,7 @@ def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
 
 def _unseen(trainer: TrainerConfig, ray_init: RayInitConfig, device: str) -> str:
     """Return why the memory of a run is not counted; empty if it is."""
-    if not trainer.check_memory:
+    if "memory" not in trainer.checks:
         return CHECK
     # the driver may have no GPU, and a context of its own would take memory of the one that it has
     if device != "cpu":

@@ -50,7 +50,7 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
         1,
     )
     clone.trainer.resource_pool, clone.trainer.pool_sizes = "shared", {}
-    clone.rollout.nnodes, clone.rollout.n_gpus_per_node, clone.rollout.pool_sizes = 1, 0, {}
+    clone.rollout.nnodes, clone.rollout.n_gpus_per_node = 1, 0
     unscored = {
         name: getattr(RewardConfig(), name)
         for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")

@@ -76,6 +76,4 @@ class CriticWorker(EngineWorker):
     @property
     def _micro_batches(self) -> MicroBatchRule:
         cfg = self.config
-        return self._rule(
-            cfg.use_dynamic_bsz, cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu
-        )
+        return self._rule(cfg.ppo_max_token_len_per_gpu, cfg.ppo_micro_batch_size_per_gpu)

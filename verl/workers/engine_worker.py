@@ -101,9 +101,9 @@ class EngineWorker(Worker):
         """Return the sha256 of the parameters."""
         return self.engine.digest()
 
-    def _rule(self, dynamic: bool, tokens: int | None, rows: int) -> MicroBatchRule:
-        budget = (tokens or MOST_TOKENS) if dynamic else None
-        return MicroBatchRule(token_budget=budget, rows=rows, packed=self.engine.layout.packed)
+    def _rule(self, tokens: int | None, rows: int | None) -> MicroBatchRule:
+        budget = (tokens or MOST_TOKENS) if rows is None else None
+        return MicroBatchRule(token_budget=budget, rows=rows or 1, packed=self.engine.layout.packed)
 
 
 def rows_of(data: DataProto) -> dict[str, torch.Tensor]:

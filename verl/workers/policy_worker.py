@@ -248,11 +248,7 @@ class PolicyWorker(EngineWorker):
         )
 
     def _log_prob_rule(self, config: RolloutConfig | RefConfig) -> MicroBatchRule:
-        return self._rule(
-            config.log_prob_use_dynamic_bsz,
-            config.log_prob_max_token_len_per_gpu,
-            config.log_prob_micro_batch_size_per_gpu,
-        )
+        return self._rule(config.log_prob_max_token_len_per_gpu, config.log_prob_micro_batch_size_per_gpu)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     @profiled
@@ -290,9 +286,7 @@ class PolicyWorker(EngineWorker):
         )
 
     def _update_rule(self, config: ActorConfig) -> MicroBatchRule:
-        return self._rule(
-            config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu
-        )
+        return self._rule(config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def next_weights(self, restart: bool, adapter: str | None = None) -> WeightBucket | None:

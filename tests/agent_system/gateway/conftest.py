@@ -149,7 +149,7 @@ def build(
     }
     OrchestraRegistry.get("gateway")
     roles = {name: AgentRegistry.get(name, orchestra="gateway")(name) for name in agents}
-    orchestra = GatewayOrchestra(GatewayOptions(team, team_command, keys))
+    orchestra = GatewayOrchestra(GatewayOptions(team_command or team, keys))
     return Collector(orchestra, roles, EnvFactory(env), bindings, CollectorSettings(**settings)), engine
 
 

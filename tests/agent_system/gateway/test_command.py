@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_system import AgentSystemError, Task
+from agent_system import AgentSystemError
 from agent_system.gateway.team import GatewayOptions, GatewayOrchestra
 
 ASKS = """
@@ -91,15 +91,10 @@ async def test_a_child_that_keeps_the_outputs_open_does_not_hold_the_episode(pla
 
 
 def test_a_team_is_a_function_or_a_command() -> None:
-    async def team(task: Task, session: Any) -> str:
-        return ""
-
-    with pytest.raises(AgentSystemError, match=r"agent\.team and agent\.team_command are both set"):
-        GatewayOrchestra(GatewayOptions(team, ("true",)))
-    with pytest.raises(AgentSystemError, match=r"agent\.team_command: no program 'no_such_program' is found"):
-        GatewayOrchestra(GatewayOptions(None, ("no_such_program",)))
+    with pytest.raises(AgentSystemError, match=r"agent\.team: no program 'no_such_program' is found"):
+        GatewayOrchestra(GatewayOptions(("no_such_program",)))
     with pytest.raises(
         AgentSystemError,
-        match=r"agent\.team_command=node 'team\.js: No closing quotation; expected a command line",
+        match=r"agent\.team=node 'team\.js: No closing quotation; expected a command line",
     ):
-        GatewayOrchestra(GatewayOptions(None, "node 'team.js"))
+        GatewayOrchestra(GatewayOptions("node 'team.js"))

@@ -47,7 +47,7 @@ async def test_a_limit_of_the_program_does_not_move_the_penalty_of_long_replies(
     async def team(task: Task, session: Session) -> str:
         return (await say(session, "Writer", max_tokens=3)).text
 
-    collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(True, 100, 1.0)))
+    collector, _ = make_team(team, reward=RewardConfig(overlong_buffer=OverlongBufferConfig(100, 1.0)))
     (episode,) = (await collector.collect([TASK], 1, step=1)).episodes
     assert (episode.samples[0].rewards.overlong_penalty, episode.samples[0].rewards.reward) == (0.0, 1.0)
 

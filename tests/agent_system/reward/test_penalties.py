@@ -23,12 +23,12 @@ def test_only_invalid_replies_of_agents_with_a_coefficient_pay() -> None:
 def test_the_overlong_penalty_grows_linearly_inside_the_buffer() -> None:
     # Limit 10, buffer 4: free up to 6 tokens, then a quarter of the factor a token.
     lengths = np.array([1, 6, 7, 8, 10])
-    paid = overlong(lengths, np.full(5, 10), OverlongBufferConfig(True, 4, 2.0))
+    paid = overlong(lengths, np.full(5, 10), OverlongBufferConfig(4, 2.0))
     assert paid.tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
 
 
 def test_each_agent_is_held_against_its_own_limit() -> None:
-    assert overlong(np.array([8, 8]), np.array([8, 16]), OverlongBufferConfig(True, 4, 1.0)).tolist() == [
+    assert overlong(np.array([8, 8]), np.array([8, 16]), OverlongBufferConfig(4, 1.0)).tolist() == [
         1.0,
         0.0,
     ]
@@ -36,13 +36,13 @@ def test_each_agent_is_held_against_its_own_limit() -> None:
 
 def test_a_buffer_of_zero_tokens_stands_for_a_fifth_of_the_limit() -> None:
     assert overlong(
-        np.array([16, 18, 20]), np.array([20, 20, 20]), OverlongBufferConfig(True, 0, 1.0)
+        np.array([16, 18, 20]), np.array([20, 20, 20]), OverlongBufferConfig(0, 1.0)
     ).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_penalties_are_subtracted_after_shaping() -> None:
     record = episode([call("A", 1, 0, valid=False, tokens=10)], [7.0])
-    settings = RewardConfig(shaping="normalized", overlong_buffer=OverlongBufferConfig(True, 4, 0.5))
+    settings = RewardConfig(shaping="normalized", overlong_buffer=OverlongBufferConfig(4, 0.5))
     (rewarded,), _ = assign_rewards([record], settings, {"A": 0.25})
     sample = rewarded.samples[0]
     assert (
@@ -62,7 +62,7 @@ def test_the_step_reward_has_both_penalties_and_none_in_validation() -> None:
     # Two turns of A. The first is not valid and full (0.25 and 0.5), and its turn pays 7; the second is
     # neither, and its turn pays 3.
     first, second = call("A", 1, 0, local=0.125, valid=False, tokens=10), call("A", 2, 0, local=1.0)
-    reward = RewardConfig(alpha=2.0, overlong_buffer=OverlongBufferConfig(True, 4, 0.5), shaping="normalized")
+    reward = RewardConfig(alpha=2.0, overlong_buffer=OverlongBufferConfig(4, 0.5), shaping="normalized")
     settings = CollectorSettings(reward=reward, invalid_action_penalty={"A": 0.25})
     record = episode([first, second], [7.0, 3.0])
     for used, paid in ((settings, 0.75), (settings.for_validation(), 0.0)):
@@ -80,11 +80,13 @@ def test_a_candidate_of_a_tree_pays_for_itself() -> None:
 
 
 def test_validation_has_no_penalties() -> None:
-    reward = RewardConfig(alpha=3.0, overlong_buffer=OverlongBufferConfig(True))
+    reward = RewardConfig(alpha=3.0, overlong_buffer=OverlongBufferConfig(0))
     settings = CollectorSettings(reward=reward, invalid_action_penalty={"A": 1.0}, joint_prompt_length=8)
     assert settings.for_validation() == CollectorSettings(reward=RewardConfig(alpha=3.0))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_short_replies_have_no_penalty_either_way(enabled: bool) -> None:
-    assert overlong(np.array([3]), np.array([10]), OverlongBufferConfig(enabled, 4, 1.0)).tolist() == [0.0]
+    assert overlong(
+        np.array([3]), np.array([10]), OverlongBufferConfig(4 if enabled else None, 1.0)
+    ).tolist() == [0.0]

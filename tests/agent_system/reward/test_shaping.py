@@ -27,7 +27,7 @@ EPISODE = episode([call("A", 1, 0), call("B", 1, 1, local=-4.0), call("A", 2, 0,
     ],
 )
 def test_shaping_by_hand(shaping: str, expected: list[float]) -> None:
-    settings = RewardConfig(alpha=2.0, shaping=shaping, shaping_gamma=0.5, shaping_threshold=2.0)
+    settings = RewardConfig(alpha=2.0, shaping=shaping, shaping_by=2.0 if shaping == "binary" else 0.5)
     (shaped,), _ = assign_rewards([EPISODE], settings)
     assert [s.rewards.reward for s in shaped.samples] == pytest.approx(expected, rel=1e-15)
     assert [s.rewards.mixed_reward for s in shaped.samples] == [2.0, -2.0, 2.5]

@@ -57,7 +57,7 @@ def rewards(
         (RewardConfig(alpha=0.5), [1.6, 1.1, 1.8]),
         (RewardConfig(team_scope="turn"), [0.5 + 0.6, 0.5 + 0.1, 1.5 + 0.8]),
         (RewardConfig(team_scope="call"), [0.6, 0.5 + 0.1, 1.5 + 0.8]),
-        (RewardConfig(shaping="hop_discount", shaping_gamma=0.5), [2.6 / 4, 2.1 / 2, 2.8]),
+        (RewardConfig(shaping="hop_discount", shaping_by=0.5), [2.6 / 4, 2.1 / 2, 2.8]),
         (RewardConfig(propagation=PropagationConfig(mode="uniform")), [2.6, 2.1, 2.8]),
         (
             RewardConfig(propagation=PropagationConfig(mode="discounted", gamma=0.5)),

@@ -33,7 +33,7 @@ def tried(
     file = tmp_path / "reward.py"
     file.write_text(code)
     settings = RewardConfig()
-    settings.custom_reward_function.path, settings.custom_reward_function.name = str(file), name
+    settings.custom_reward_function.path = f"{file}:{name}"
     with caplog.at_level(logging.WARNING):
         try_function(settings, task_from_row(ROW))
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -123,7 +123,7 @@ async def test_collections_that_are_joined_have_the_mean_of_what_arrived_once(tm
     """A local reward of the shared reply, which differs between its episodes."""
     (tmp_path / "team.yaml").write_text(FILE)
     kwargs = {"price": 0.01, "agent": "Planner", "free": ["Planner"]}
-    priced = CustomRewardFunctionConfig("agent_system.workflows.design.reward", "priced", kwargs)
+    priced = CustomRewardFunctionConfig("agent_system.workflows.design.reward:priced", kwargs)
     team = scripted_team(
         "graph",
         {"Planner": by_seed, "Writer": lambda _, request: "8 " * (10 + request.seed % 90) + "7"},

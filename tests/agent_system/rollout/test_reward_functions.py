@@ -177,7 +177,7 @@ def functions(tmp_path: Path) -> Path:
 
 
 def custom(path: Path | str | None, name: str, manager: str = "auto", **kwargs: Any) -> RewardConfig:
-    function = CustomRewardFunctionConfig(str(path) if path else None, name, kwargs)
+    function = CustomRewardFunctionConfig(f"{path}:{name}" if path else None, kwargs)
     limit_s = 0.5 if name in ("hangs", "waits") else 20.0
     return RewardConfig(
         custom_reward_function=function, reward_manager=RewardManagerConfig(manager), timeout_s=limit_s

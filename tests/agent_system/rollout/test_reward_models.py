@@ -107,7 +107,7 @@ def test_only_the_agents_of_the_pattern_are_scored(play: Any) -> None:
 @pytest.mark.parametrize(("combine", "team"), [("add", 3.0), ("replace", 2.0)])
 def test_a_score_of_the_answer_is_a_team_reward(play: Any, combine: str, team: float) -> None:
     model = Length(lambda c: 2.0)
-    result = play(rewards(scope="episode", combine=combine), model)
+    result = play(rewards(agents=None, combine=combine), model)
     (episode,) = result.episodes
     assert (episode.team_reward, episode.samples[0].rewards.reward) == (team, team)
     assert episode.reward_terms == {"model_score": 2.0} and result.metrics["reward/model_score/mean"] == 2.0
@@ -242,7 +242,7 @@ def test_functions_reward_the_committed_replies_of_a_tree(
         "def plus(episode, call):\n    return call.reward_terms['model_score'] + 100\n"
     )
     reward = rewards(weight=0.25)
-    reward.custom_reward_function = CustomRewardFunctionConfig(str(path), "count")
+    reward.custom_reward_function = CustomRewardFunctionConfig(f"{path}:count")
     reward.agent_functions = {"solver": f"{path}:plus"}
     (episode,) = tree_play(make_collector, scripted, reward, Length(), "committed").episodes
     assert episode.team_reward == 2.0
@@ -260,8 +260,8 @@ def test_functions_reward_the_committed_replies_of_a_tree(
 
 
 def test_a_tree_of_steps_has_no_answer_to_score(make_collector: Any, scripted: Any) -> None:
-    with pytest.raises(ConfigError, match=r"set reward.model.scope=call or rollout.tree.returns=committed"):
-        tree_play(make_collector, scripted, rewards(scope="episode"), Length(), "step")
+    with pytest.raises(ConfigError, match=r"set reward.model.agents, or rollout.tree.returns=committed"):
+        tree_play(make_collector, scripted, rewards(agents=None), Length(), "step")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_server_that_fails_costs_the_episode_after_its_retries(
     server.answer = answer
     limit_s = 0.3 if answers == [None] else 20.0
     api = ApiConfig(server.url, "big", request_timeout_s=limit_s, max_retries=1, retry_delay_s=0.01)
-    reward = rewards(api=api, scope="episode", combine="replace")
+    reward = rewards(api=api, agents=None, combine="replace")
     sampling = SamplingParams(32, 0.0)
     judge = Judge(
         RemoteBinding("judge", "judge", Endpoint("judge", api), sampling, sampling), reward.model, QUESTION, 0

@@ -89,7 +89,7 @@ async def test_the_anchor_is_what_the_agent_saw_or_the_key_that_the_environment_
 
 
 async def test_every_term_is_in_the_metrics_and_in_the_trajectory(make_collector, scripted) -> None:
-    reward = RewardConfig(overlong_buffer=OverlongBufferConfig(True, 20, 0.5))
+    reward = RewardConfig(overlong_buffer=OverlongBufferConfig(20, 0.5))
 
     def script(prompt: str, request: Any) -> str:
         return "no idea" if "Check:" in prompt else "\\boxed{4} and then some more"

@@ -295,7 +295,7 @@ CASES = [
             "approve": lambda s: (0.9, 0.4),
         },
         ("actor/entropy, at step 36", "at step 39"),
-        tried="trainer.resume_from_path",
+        tried="trainer.resume_mode",
     ),
     Case(
         7,

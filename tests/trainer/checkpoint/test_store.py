@@ -136,15 +136,11 @@ def test_another_rank_is_refused_with_the_key_that_sets_it(
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        {"resume_mode": "sometimes"},
-        {"resume_mode": "resume_path"},
-        {"resume_mode": "resume_path", "resume_from_path": "/no/x"},
-    ],
+    ["sometimes", "resume_path", "/no/x", "/no/global_step_3"],
 )
-def test_nothing_to_resume_from_is_an_error(tmp_path: Path, mode: dict) -> None:
+def test_nothing_to_resume_from_is_an_error(tmp_path: Path, mode: str) -> None:
     with pytest.raises(CheckpointError, match="resume"):
-        find_checkpoint(TrainerConfig(**mode), CheckpointStore(tmp_path))
+        find_checkpoint(TrainerConfig(resume_mode=mode), CheckpointStore(tmp_path))
 
 
 def test_a_pointer_to_a_lost_folder_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:

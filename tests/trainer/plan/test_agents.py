@@ -51,7 +51,7 @@ def test_agents_with_equal_settings_stay_in_one_part() -> None:
             {"solver_agent": {"adv_estimatr": "rloo"}},
             "per_agent.solver_agent.adv_estimatr: .* did you mean 'adv_estimator'",
         ),
-        ({"solver_agent": {"use_kl_in_reward": True}}, "use_kl_in_reward: no such key"),
+        ({"solver_agent": {"kl_penalty": "k1"}}, "kl_penalty: no such key"),
         (
             {"solver_agent": {"adv_estimator": "rlo"}},
             "solver_agent.adv_estimator='rlo': expected one of .*; did you mean 'rloo'",

@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos.kl import KL_ESTIMATORS
 
 @pytest.mark.parametrize("name", [f"{name}{plus}" for name in KL_ESTIMATORS for plus in ("", "+")])
 def test_the_kl_of_the_loss_may_be_straight_through(config: RunConfig, name: str) -> None:
-    config.actor_rollout_ref.actor.use_kl_loss, config.actor_rollout_ref.actor.kl_loss_type = True, name
+    config.actor_rollout_ref.actor.kl_loss_coef, config.actor_rollout_ref.actor.kl_loss_type = 0.001, name
     resolve(config)
 
 

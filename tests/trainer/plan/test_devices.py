@@ -93,8 +93,13 @@ def test_dedicated_pools_are_equal_parts_or_as_large_as_asked_for(placement: Pla
         ),
         (
             4,
-            {"resource_pool": "dedicated", "pool_sizes": {"asker": 4, "judge": 0, "critic": 0}},
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": 4, "judge": -1, "critic": 1}},
             "expected at least 1 each",
+        ),
+        (
+            4,
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": [2, 1], "judge": 1, "critic": 1}},
+            "has devices of engines, but rollout.n_gpus_per_node=0",
         ),
     ],
 )
@@ -135,8 +140,8 @@ def test_engines_of_every_group_have_a_pool_of_their_own_and_policies_those_of_t
 
 def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
     served = next(spec.wg_id for spec in judged.groups if not spec.trained)
-    _, rollout = sections = run_on(6, 4, resource_pool="dedicated", pool_sizes={"asker": 4, "critic": 2})
-    rollout.pool_sizes = {"asker": 2, served: 1, "critic": 1}
+    sizes = {"asker": [4, 2], served: [0, 1], "critic": [2, 1]}
+    sections = run_on(6, 4, resource_pool="dedicated", pool_sizes=sizes)
     assert assign_devices(*sections, judged) == {"asker": Devices(0, 4), "critic": Devices(4, 2)}
     engines = {
         "asker": Devices(0, 2, ENGINES),
@@ -157,17 +162,17 @@ def test_dedicated_engines_are_divided_on_their_own(judged: Placement) -> None:
         (
             2,
             {"resource_pool": "dedicated"},
-            r"rollout\.nnodes=1 \* rollout\.n_gpus_per_node=2 = 2 devices.*3 worker groups.*rollout\.pool_s",
+            r"rollout\.nnodes=1 \* rollout\.n_gpus_per_node=2 = 2 devices.*3 worker groups.*trainer\.pool_s",
         ),
         (
             3,
-            {"rollout": {"pool_sizes": {"asker": 3}}},
-            r"rollout\.pool_sizes=.* needs trainer\.resource_pool=dedicated",
+            {"pool_sizes": {"asker": [3, 3]}},
+            r"trainer\.pool_sizes \(of engines\)=.* needs trainer\.resource_pool=dedicated",
         ),
         (
             3,
-            {"resource_pool": "dedicated", "rollout": {"pool_sizes": {"asker": 3}}},
-            r"rollout\.pool_sizes names \['asker'\]",
+            {"resource_pool": "dedicated", "pool_sizes": {"asker": [3, 3]}},
+            r"trainer\.pool_sizes \(of engines\) names \['asker'\]",
         ),
     ],
 )
@@ -265,7 +270,7 @@ def spanning(*sizes: int) -> Placement:
             2,
             {
                 "engines": 3,
-                "fails": r"does not divide the 3 devices .*rollout\.n_gpus_per_node, or .* rollout\.pool_sizes",
+                "fails": r"does not divide the 3 devices .*rollout\.n_gpus_per_node, or .* trainer\.pool_sizes",
             },
         ),
         (

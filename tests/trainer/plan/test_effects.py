@@ -57,20 +57,20 @@ def test_a_changed_key_without_effect_is_named_with_what_it_needs(config: RunCon
 
 def test_a_per_agent_override_counts_for_its_agent(config: RunConfig) -> None:
     config.agent.agent_specific_parameters = {
-        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, False]}
+        "actor": {"kl_loss_coef": [0.5, 0.0], "kl_loss_type": ["k1", "k2"]}
     }
     with pytest.raises(
         IneffectiveKeyError,
-        match=r"actor\.kl_loss_coef=0\.5 has no effect for agent 'Verifier Agent'; it needs .*use_kl_loss=true",
+        match=r"actor\.kl_loss_type=k2 has no effect for agent 'Verifier Agent'; it needs .*kl_loss_coef>0",
     ):
         check(config)
     config.agent.agent_specific_parameters = {
-        "actor": {"kl_loss_coef": [0.001, 0.5], "use_kl_loss": [True, True]}
+        "actor": {"kl_loss_coef": [0.001, 0.5], "kl_loss_type": ["k1", "k2"]}
     }
     check(config)
 
 
-@pytest.mark.parametrize("own", ["clip_ratio", "tau_pos"])
+@pytest.mark.parametrize("own", ["clip_ratio_low", "tau_pos"])
 @pytest.mark.parametrize("losses", list(product(["vanilla", "sapo"], repeat=2)))
 @pytest.mark.parametrize("values", list(product([None, 0.5], repeat=2)))
 @pytest.mark.parametrize("frozen", [False, True])
@@ -100,7 +100,7 @@ def test_a_common_key_of_the_policies_needs_one_that_reads_it_and_has_no_own_val
 def test_an_evaluation_takes_the_keys_of_the_run(config: RunConfig) -> None:
     config.algorithm.adv_estimator, config.algorithm.lam, config.trainer.total_epochs = "gae", 0.9, 5
     config.critic.optim.lr = config.actor_rollout_ref.actor.optim.lr = 0.01
-    config.actor_rollout_ref.actor.clip_ratio = 0.3
+    config.actor_rollout_ref.actor.clip_ratio_low = 0.3
     for val_only in (False, True):
         config.trainer.val_only = val_only
         check(config)
@@ -135,9 +135,7 @@ def test_a_users_estimator_may_read_any_key(config: RunConfig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rae", "reinforce_plus_plus", "remax"])
-@pytest.mark.parametrize(
-    ("key", "value"), [("group_by", ["uid"]), ("group_by_agent_id", False), ("singleton", "raw")]
-)
+@pytest.mark.parametrize(("key", "value"), [("group_by", ["uid"]), ("singleton", "raw")])
 def test_keys_of_groups_need_an_estimator_that_has_some(
     config: RunConfig, estimator: str, key: str, value: Any
 ) -> None:
@@ -173,10 +171,10 @@ def test_a_key_of_one_agent_is_judged_by_that_agents_estimator(config: RunConfig
     ("loss", "key", "value"),
     [
         ("vanilla", "policy_loss.dro_beta", 0.3),
-        ("gpg", "clip_ratio", 0.1),
+        ("gpg", "clip_ratio_high", 0.1),
         ("sapo", "clip_ratio_high", 0.3),
         ("kl_cov", "clip_ratio_low", 0.1),
-        ("dro", "clip_ratio", 0.1),
+        ("dro", "clip_ratio_low", 0.1),
         ("gspo", "clip_ratio_c", 10.0),
         ("clip_cov", "clip_ratio_c", 10.0),
         ("sapo", "loss_agg_mode", "token-sum"),
@@ -198,7 +196,7 @@ def test_keys_that_the_loss_does_not_read_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio"), ("clip_cov", "clip_ratio_low")]
+    ("loss", "key"), [("dppo", "clip_ratio_c"), ("gspo", "clip_ratio_high"), ("clip_cov", "clip_ratio_low")]
 )
 def test_keys_that_the_loss_reads_are_silent(config: RunConfig, loss: str, key: str) -> None:
     config.actor_rollout_ref.actor.policy_loss.loss_mode = loss
@@ -222,23 +220,23 @@ def test_an_aggregation_equal_to_the_fixed_one_of_the_loss_is_accepted(config: R
 
 @pytest.mark.parametrize("section", ["ref", "rollout"])
 def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section: str) -> None:
-    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.use_kl_loss = 2, True
+    config.actor_rollout_ref.actor.ppo_epochs, config.actor_rollout_ref.actor.kl_loss_coef = 2, 0.001
     keys = getattr(config.actor_rollout_ref, section)
     keys.log_prob_max_token_len_per_gpu = 4096
     check(config)
-    keys.log_prob_use_dynamic_bsz = False
+    keys.log_prob_micro_batch_size_per_gpu = 8
     with pytest.raises(
         IneffectiveKeyError,
-        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_use_dynamic_bsz=true",
+        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_micro_batch_size_per_gpu=null",
     ):
         check(config)
 
 
-PASS_KEYS = {"log_prob_use_dynamic_bsz": False, "log_prob_max_token_len_per_gpu": 4096}
+PASS_KEYS = {"log_prob_micro_batch_size_per_gpu": 8, "log_prob_max_token_len_per_gpu": 4096}
 
 
 @pytest.mark.parametrize("key", PASS_KEYS)
-@pytest.mark.parametrize("makes", ["algorithm.use_kl_in_reward", "actor_rollout_ref.actor.use_kl_loss"])
+@pytest.mark.parametrize("makes", ["algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"])
 def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str) -> None:
     setattr(config.actor_rollout_ref.ref, key, PASS_KEYS[key])
     with pytest.raises(
@@ -255,7 +253,7 @@ def test_keys_of_the_reference_need_one(config: RunConfig, key: str, makes: str)
     [
         ("actor_rollout_ref.actor.ppo_epochs", 2),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 8),
-        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.kl_ctrl.kl_coef", 0.001),
         ("algorithm.rollout_correction.rollout_is", "token"),
         ("algorithm.adv_estimator", "optimal_token_baseline"),
     ],
@@ -298,7 +296,7 @@ def test_keys_of_the_end_of_a_schedule_are_refused_for_a_constant_learning_rate(
     check(config)
 
 
-@pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio", 0.1)])
+@pytest.mark.parametrize(("key", "value"), [("policy_loss.loss_mode", "gspo"), ("clip_ratio_low", 0.1)])
 def test_reinforce_in_bypass_mode_reads_neither_loss_nor_clip(
     config: RunConfig, key: str, value: Any
 ) -> None:

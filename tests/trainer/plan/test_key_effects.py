@@ -31,7 +31,6 @@ CHANGES: dict[str, tuple[Any, str, str]] = {
     "norm_adv_by_std_in_grpo": (False, "grpo", "rloo"),
     "singleton": ("raw", "grpo", "gae"),
     "group_by": (["uid", "turn"], "rloo", "rae"),
-    "group_by_agent_id": (False, "grpo", "gae"),
     "gigpo.step_advantage_w": (0.25, "gigpo", "grpo"),
     "gigpo.mode": ("mean_std_norm", "gigpo", "grpo"),
     "gigpo.enable_similarity": (True, "gigpo", "grpo"),
@@ -43,7 +42,6 @@ CHANGES: dict[str, tuple[Any, str, str]] = {
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
     "gigpo.similarity_thresh": ({}, {"gigpo": {"enable_similarity": True}}),
     "gigpo.enable_similarity": ({}, {"gigpo": {"enable_similarity": False}}),
-    "group_by_agent_id": ({}, {"group_by": ["uid"]}, {"group_by": None}),
 }
 
 

@@ -168,7 +168,7 @@ def test_one_value_and_a_list_of_it_mean_the_same() -> None:
 
 
 def test_each_adapter_has_its_own_hyper_parameters_and_what_shapes_it_is_in_the_checkpoint() -> None:
-    own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio": [0.1, 0.2, 0.3, 0.4]},
+    own = {"actor": {"optim": {"lr": [1.0, 2.0, None, 3.0]}, "clip_ratio_low": [0.1, 0.2, 0.3, 0.4]},
            "model": {"lora_rank": [4, 8, 16, None], "target_modules": [["q_proj"], "all-linear", None, None]},
            "rollout": {"temperature": [0.7, 1.0, 1.0, 1.0]}}  # fmt: skip
     placement = build_placement(
@@ -226,7 +226,7 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "expected"),
     [
-        ("actor", "clip_ratio_low", "x", r"x \(agent 'A'\): expected float or null"),
+        ("actor", "ppo_max_token_len_per_gpu", "x", r"x \(agent 'A'\): expected int or null"),
         ("rollout", "response_length", True, r"True \(agent 'A'\): expected int or null"),
         ("model", "tokenizer_path", True, r"True \(agent 'A'\): expected str or null"),
         ("model", "tokenizer_path", ["a"], r"\['a'\] \(agent 'A'\): expected str or null"),
@@ -344,10 +344,10 @@ def test_models_that_are_read_again_are_those_of_adapters_frozen_agents_and_refe
     whole = build_placement(team(), config.actor_rollout_ref)
     without = RunPlan.of(config, whole).references
     assert groups_with_fixed_models(whole) == groups_with_fixed_models(whole, without) == []
-    config.algorithm.use_kl_in_reward = True
+    config.algorithm.kl_ctrl.kl_coef = 0.001
     assert groups_with_fixed_models(whole, RunPlan.of(config, whole).references) == list(whole.groups)
     assert groups_with_fixed_models(whole) == []
-    own = {"actor": {"use_kl_loss": [True, False, False]}}
+    own = {"actor": {"kl_loss_coef": [0.001, 0.0, 0.0]}}
     one = build_placement(team(agent_specific_parameters=own), config.actor_rollout_ref)
     of_loss = RunPlan.of(RunConfig(), one).references
     assert [spec.agent_ids for spec in groups_with_fixed_models(one, of_loss)] == [(TEAM[0],)]

@@ -31,7 +31,7 @@ def test_dapo_sets_what_the_paper_says() -> None:
     config = resolved("algorithm.preset=dapo")
     actor = config.actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")
-    assert config.algorithm.filter_groups.enable and config.reward.overlong_buffer.enable
+    assert config.algorithm.filter_groups.enable and config.reward.overlong_buffer.len == 0
     assert not actor.use_kl_loss and not config.algorithm.use_kl_in_reward
 
 
@@ -80,7 +80,7 @@ def test_keys_given_win_in_whatever_order(order: int) -> None:
 
 def test_a_given_clip_ratio_takes_the_place_of_both_sides() -> None:
     actor = resolved(f"{ACTOR}.clip_ratio=0.1", "algorithm.preset=dapo").actor_rollout_ref.actor
-    assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, None, None)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, 0.1)
 
 
 def test_the_filters_metric_goes_with_the_filter() -> None:
@@ -96,9 +96,9 @@ def test_the_filters_metric_goes_with_the_filter() -> None:
 
 def test_apply_preset_does_not_change_keys_to_keep() -> None:
     config = RunConfig()
-    config.actor_rollout_ref.actor.clip_ratio = 0.1
-    apply_preset(config, "dapo", keep=[f"{ACTOR}.clip_ratio"])
-    assert config.actor_rollout_ref.actor.clip_ratio_high is None
+    config.actor_rollout_ref.actor.clip_ratio_high = 0.1
+    apply_preset(config, "dapo", keep=[f"{ACTOR}.clip_ratio_high"])
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.1
     assert config.algorithm.filter_groups.metric == "mixed_reward"
 
 

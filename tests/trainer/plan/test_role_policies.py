@@ -151,7 +151,7 @@ def test_swapped_roles_write_in_a_folder_of_their_own_that_names_the_checkpoint(
     checkpoint = tmp_path / "checkpoints" / "global_step_3"
     folder = folder_of(config, plan, tmp_path, checkpoint)
     assert folder == tmp_path / "swapped" / "tool_agent-executor_agent+executor_agent-tool_agent"
-    assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(checkpoint))
+    assert config.trainer.resume_mode == str(checkpoint)
     turned = dict(reversed(SWAP.items())) | {"Critic": "critic"}
     assert folder_of(*team(turned), tmp_path, checkpoint) == folder
     config, plan = team({})

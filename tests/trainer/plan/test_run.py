@@ -31,12 +31,12 @@ def test_sampling_of_validation_falls_back_on_that_of_training() -> None:
     config = team()
     rollout = config.actor_rollout_ref.rollout
     config.data.max_response_length, config.data.max_prompt_length = 70, 90
-    rollout.temperature, rollout.stop, rollout.val_kwargs.do_sample = 0.5, ["</a>"], False
+    rollout.temperature, rollout.stop, rollout.val_kwargs.temperature = 0.5, ["</a>"], 0.0
     agent = plan_of(config).agents[0]
     assert (agent.sampling.max_tokens, agent.val_sampling.max_tokens, agent.max_prompt_length) == (70, 70, 90)
     assert (agent.sampling.temperature, agent.val_sampling.temperature) == (0.5, 0.0)
     assert agent.sampling.stop == agent.val_sampling.stop == ("</a>",)
-    rollout.val_kwargs.response_length, rollout.val_kwargs.stop, rollout.val_kwargs.do_sample = 30, [], True
+    rollout.val_kwargs.response_length, rollout.val_kwargs.stop, rollout.val_kwargs.temperature = 30, [], 1.0
     validation = plan_of(config).agents[0].val_sampling
     assert (validation.max_tokens, validation.stop) == (30, ())
     assert validation.temperature == rollout.val_kwargs.temperature

@@ -134,7 +134,7 @@ def test_dynamic_sampling_by_rewards_that_depend_on_other_groups_is_refused_wher
     config = RunConfig()
     config.actor_rollout_ref.model.path, config.async_training.mode = str(tiny_model_dir), mode
     config.algorithm.rollout_correction.rollout_is = "token"
-    config.algorithm.filter_groups.enable, config.algorithm.filter_groups.metric = True, metric
+    config.algorithm.filter_groups.metric = metric
     config.reward.propagation.mode = "threshold"
     config.reward.propagation.theta_quantile, config.reward.propagation.min_pass_rate = quantile, least
     with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
@@ -207,7 +207,7 @@ def test_truncated_sampling_is_warned_of_once(tiny_model_dir: Path, caplog: pyte
         ("sapo", "tau_neg", 0.0, "tau_neg=0.0 .*sapo needs a positive number"),
         (
             "bypass_mode",
-            "clip_ratio",
+            "clip_ratio_low",
             0.2,
             r"loss_mode=bypass_mode .*needs algorithm\.rollout_correction\.bypass_mode=true",
         ),
@@ -229,7 +229,7 @@ def test_rows_may_not_be_skipped_where_the_loss_looks_at_the_whole_mini_batch(ti
     config = RunConfig()
     config.actor_rollout_ref.model.path, config.data.train_files = str(tiny_model_dir), "tasks.jsonl"
     actor = config.actor_rollout_ref.actor
-    actor.skip_zero_advantages, actor.entropy_coeff, actor.use_kl_loss = True, 0.0, False
+    actor.skip_zero_advantages, actor.entropy_coeff, actor.kl_loss_coef = True, 0.0, 0.0
     resolve(config)
     config.algorithm.rollout_correction = RolloutCorrectionConfig(
         bypass_mode=True, rollout_rs="token_k1", rollout_rs_threshold=2.0

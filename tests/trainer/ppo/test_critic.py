@@ -153,7 +153,7 @@ def test_a_critic_that_no_estimator_reads_is_refused(tiny_model_dir: Path) -> No
 
 def test_a_transcript_too_short_for_the_prompt_is_refused(tiny_model_dir: Path) -> None:
     config = make_run(tiny_model_dir, adv_estimator="gae")
-    config.critic.view, config.critic.joint_prompt_length, config.data.max_prompt_length = "joint", 50, 60
+    config.critic.joint_prompt_length, config.data.max_prompt_length = 50, 60
     refuse(config, r"critic\.joint_prompt_length=50.*'Solver'.*60 tokens")
 
 

@@ -51,9 +51,9 @@ def warnings(config: RunConfig, caplog: pytest.LogCaptureFixture, changes: dict[
             ["gae.level=turn adds up", "Solver Agent, Verifier Agent", "set reward.team_scope=turn or call"],
         ),
         (
-            {"data.val_max_samples": 5, "actor_rollout_ref.rollout.val_kwargs.do_sample": False},
+            {"data.val_max_samples": 5, "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0},
             [
-                "data.val_max_samples, actor_rollout_ref.rollout.val_kwargs.do_sample: no effect without "
+                "data.val_max_samples, actor_rollout_ref.rollout.val_kwargs.temperature: no effect without "
                 "data.val_files"
             ],
         ),

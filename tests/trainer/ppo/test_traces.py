@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,14 @@ from verl.workers.profiler import META, Trace
 
 
 @pytest.mark.parametrize(
-    ("continuous", "names"),
-    [(False, ["", "step2", "step3", "", "step5"]), (True, ["", "step2-3", "step2-3", "", "step5"])],
+    ("steps", "names"),
+    [
+        ([5, 2, 3], ["", "step2", "step3", "", "step5"]),
+        ([5, [2, 3]], ["", "step2-3", "step2-3", "", "step5"]),
+    ],
 )
-def test_a_trace_has_one_step_or_a_run_of_steps(continuous: bool, names: list[str]) -> None:
-    config = GlobalProfilerConfig(tool="torch", steps=[5, 2, 3], profile_continuous_steps=continuous)
+def test_a_trace_has_one_step_or_a_run_of_steps(steps: list[Any], names: list[str]) -> None:
+    config = GlobalProfilerConfig(steps=steps)
     assert [recorded_steps(config, step) for step in range(1, 6)] == names
     assert recorded_steps(GlobalProfilerConfig(), 2) == ""
 
@@ -29,9 +33,9 @@ def test_a_trace_has_one_step_or_a_run_of_steps(continuous: bool, names: list[st
     ("profiler", "ranks"),
     [
         (ProfilerConfig(), None),
-        (ProfilerConfig(enable=True), [0]),
-        (ProfilerConfig(enable=True, ranks=[1, 3]), [1, 3]),
-        (ProfilerConfig(enable=True, all_ranks=True), [0, 1, 2, 3]),
+        (ProfilerConfig(ranks=[0]), [0]),
+        (ProfilerConfig(ranks=[1, 3]), [1, 3]),
+        (ProfilerConfig(ranks="all"), [0, 1, 2, 3]),
     ],
 )
 def test_enabled_workers_are_recorded_on_the_chosen_ranks(

@@ -38,10 +38,10 @@ def test_the_configuration_says_whether_a_critic_and_a_reference_are_needed() ->
     assert need_critic(config)
     config.critic.enable = False
     assert not need_critic(config)
-    config.actor_rollout_ref.actor.use_kl_loss = True
+    config.actor_rollout_ref.actor.kl_loss_coef = 0.001
     assert need_reference_policy(config)
     config = replace(RunConfig())
-    config.algorithm.use_kl_in_reward = True
+    config.algorithm.kl_ctrl.kl_coef = 0.001
     assert need_reference_policy(config)
 
 

@@ -174,9 +174,7 @@ def observed(
 
 def full_loss(mode: str = "token-mean") -> ActorConfig:
     """A loss with every term in it."""
-    return ActorConfig(
-        loss_agg_mode=mode, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=1e9
-    )
+    return ActorConfig(loss_agg_mode=mode, entropy_coeff=0.01, kl_loss_coef=0.1, grad_clip=1e9)
 
 
 def loss_settings(name: str, agg_mode: str = "token-mean") -> tuple[ActorConfig, UpdatePlan]:
@@ -259,7 +257,7 @@ def train_adapter(
     metrics: dict[str, float] = {}
     with engine.using(name):
         for _ in range(steps):
-            config = ActorConfig(entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1, grad_clip=0.5)
+            config = ActorConfig(entropy_coeff=0.01, kl_loss_coef=0.1, grad_clip=0.5)
             metrics = update_policy(
                 engine, config, rows, UpdatePlan(temperature=0.8), MicroBatchRule(None, 2, packed=True)
             )

@@ -215,7 +215,7 @@ def test_every_loss_has_the_gradient_of_whole_logits(
     rows = make_rows(9)
     rows["rollout_log_probs"] = rows["old_log_probs"] + 0.1
     config, plan = loss_settings(name)
-    config = replace(config, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1)
+    config = replace(config, entropy_coeff=0.01, kl_loss_coef=0.1)
     found = [gradients(engine, rows, ONE_PIECE, config, plan) for engine in engines(tiny_model_dir)]
     scale = max(float(gradient.abs().max()) for gradient in found[1][0].values())
     assert largest_difference(found[0][0], found[1][0]) < 5e-6 * scale

@@ -11,7 +11,7 @@ def lrs(total: int, **options: object) -> list[float]:
 
 def test_warm_up_starts_above_zero_and_reaches_the_peak() -> None:
     assert lrs(6, lr_warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert lrs(4, lr_warmup_steps_ratio=0.5) == [0.5, 1.0, 1.0, 1.0]
+    assert lrs(4, lr_warmup_steps=0.5) == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_linear_and_cosine_end_at_the_minimum() -> None:
@@ -38,7 +38,7 @@ def test_the_configured_total_wins() -> None:
 
 
 def test_a_schedule_without_its_total_says_so() -> None:
-    for options in ({"lr_scheduler_type": "linear"}, {"lr_warmup_steps_ratio": 0.1}):
+    for options in ({"lr_scheduler_type": "linear"}, {"lr_warmup_steps": 0.1}):
         with pytest.raises(ValueError, match=r"^optim\.lr_scheduler_type=.*set_total_training_steps"):
             Schedule(OptimConfig(**options)).lr(0)  # type: ignore[arg-type]
 

@@ -51,7 +51,7 @@ def test_cuts_and_padding_change_no_gradient(tiny_model_dir: Path, name: str) ->
 def test_a_row_of_weight_k_trains_like_k_rows(tiny_model_dir: Path, mode: str) -> None:
     """Entropy bonus and KL to the reference are weighted as well."""
     rows, (config, plan) = make_rows(7), loss_settings("vanilla", mode)
-    config = replace(config, entropy_coeff=0.01, use_kl_loss=True, kl_loss_coef=0.1)
+    config = replace(config, entropy_coeff=0.01, kl_loss_coef=0.1)
     repeats = torch.tensor([1, 3, 0, 2, 1, 1, 1])
     copies = {key: value.repeat_interleave(repeats, dim=0) for key, value in rows.items()}
     expected, _ = gradients(make_engine(tiny_model_dir), copies, ONE_PIECE, config, plan)

@@ -87,8 +87,7 @@ def cliff(history: History) -> Iterator[Reading]:
         f"{z:.1f} standard "
         f"errors).{why}",
         remedies=(
-            "trainer.resume_mode=resume_path with trainer.resume_from_path of a checkpoint up to "
-            f"step {step}",
+            f"trainer.resume_mode=.../global_step_N of a checkpoint up to step {step}",
             "a lower actor_rollout_ref.actor.optim.lr",
         ),
         series=("episode/success_rate", *((first[0],) if first else ())),
@@ -171,8 +170,8 @@ def reward_without_success(history: History) -> Iterator[Reading]:
     term = risen_term(history)
     why = f" The term that rose: {term}." if term else ""
     remedies = ((f"a lower weight of {term}",) if term else ()) + (
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "algorithm.use_kl_in_reward=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.001",
+        "algorithm.kl_ctrl.kl_coef=0.001",
     )
     series = (key, "episode/success_rate", *((term,) if term else ()))
     if np.isfinite(success).all():
@@ -348,7 +347,7 @@ def lengths_drift(history: History) -> Iterator[Reading]:
                 "limit: they are judged "
                 "unfinished.",
                 f"cut {agent_id}",
-                ("a larger data.max_response_length", "reward.overlong_buffer.enable=true"),
+                ("a larger data.max_response_length", "reward.overlong_buffer.len=0"),
                 (key,),
                 examples_of(history, "cut", history.agent(agent_id)),
             )
@@ -372,7 +371,7 @@ def lengths_drift(history: History) -> Iterator[Reading]:
             f"{length / start:.1f} times "
             f"those of the start, and success has changed by {gain:+.1%}.",
             f"length {agent_id}",
-            ("reward.overlong_buffer.enable=true", "another actor_rollout_ref.actor.loss_agg_mode"),
+            ("reward.overlong_buffer.len=0", "another actor_rollout_ref.actor.loss_agg_mode"),
             (key, "episode/success_rate"),
         )
 

@@ -207,7 +207,7 @@ def gap_grows(history: History) -> Iterator[Reading]:
             "below "
             f"{FP32_GAP:g}): they do not run the same weights or the same prompt.",
             "exact",
-            ("trainer.check_engines=true", "logs/engine-*.log"),
+            ("trainer.checks=[engines,memory]", "logs/engine-*.log"),
             ("rollout_corr/log_prob_diff_max",),
         )
 

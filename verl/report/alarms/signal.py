@@ -110,7 +110,7 @@ def silent_groups(history: History) -> Iterator[Reading]:
 
 def _why_silent(facts: StepFacts | None) -> tuple[str, tuple[str, ...]]:
     """Return what most groups without a difference in reward have in common, and what helps."""
-    common = ("algorithm.filter_groups.enable=true", "a larger env.rollout.n")
+    common = ("algorithm.filter_groups.metric=seq_reward", "a larger env.rollout.n")
     tied = [group for group in facts.groups.values() if group.high <= group.low] if facts else []
     if not tied:
         return "", common
@@ -155,7 +155,10 @@ def one_sided(history: History) -> Iterator[Reading]:
             f"({rows} rows with an "
             "advantage, weighted by tokens): replies of one outcome are much longer than the others.",
             f"sign {policy}",
-            ("algorithm.group_by_agent_id=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
+            (
+                "algorithm.group_by=[uid,agent_id]",
+                "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+            ),
             (),
         )
     for agent_id, key in history.named("agent", "gradient_share"):
@@ -166,7 +169,7 @@ def one_sided(history: History) -> Iterator[Reading]:
                 "it shares: the others "
                 "are trained as it likes.",
                 f"share {agent_id}",
-                ("algorithm.group_by_agent_id=true", "algorithm.per_agent", "agent.specialization=full"),
+                ("algorithm.group_by=[uid,agent_id]", "algorithm.per_agent", "agent.specialization=full"),
                 (key,),
             )
 

@@ -111,9 +111,10 @@ globalThis.report ??= {};
     if (rejects && correction("m2po_tau") !== null) return "which tokens were left before M2PO masked is in no file";
     const alone = (what) => `${what} in credit/ alone, which this step does not have`;
     if (hasCredit) return "";
-    if (config["algorithm.use_kl_in_reward"]) return alone("the KL in the reward is");
+    if (config["algorithm.use_kl_in_reward"] ?? config["algorithm.kl_ctrl.kl_coef"] > 0) return alone("the KL in the reward is");
     if (rejects) return alone("the tokens that were rejected are");
-    const filters = config["algorithm.filter_groups.enable"] && WHOLE_BATCH.has(settings.adv_estimator);
+    const dropped = config["algorithm.filter_groups.enable"] ?? config["algorithm.filter_groups.metric"];
+    const filters = dropped && WHOLE_BATCH.has(settings.adv_estimator);
     return filters ? alone("the groups that were trained are") : "";
   };
 

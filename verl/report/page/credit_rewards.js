@@ -104,10 +104,12 @@
     const credited = propagated(run, config, played, teamRewards(run, played, scope), hops);
     const how = tree && !continued ? "own fork" : mode === "none" ? scope : mode;
     const turns = at(run.episodes, "turns", calls[0].episode);
+    const by = config["reward.shaping_by"];
     originals.forEach((c, i) => {
       const place = {
         turn: c.turn, turns, hop: hops[i], hops: Math.max(...hops),
-        gamma: config["reward.shaping_gamma"] ?? 0.9, threshold: config["reward.shaping_threshold"] ?? 0.5,
+        gamma: by ?? config["reward.shaping_gamma"] ?? 0.9,
+        threshold: by ?? config["reward.shaping_threshold"] ?? 0.5,
       };
       const shaping = config["reward.shaping"] ?? "default";
       terms.set(c, termsOf(config, c, credited.team[i], credited.local[i], shaping, place, how));

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.trainer.config import TrainerConfig
+from verl.trainer.config.run import EXPECTED_MODE
 from verl.trainer.plan.placement import Placement
 from verl.utils.checkpoint import CheckpointError, fsync_tree
 
@@ -154,7 +155,7 @@ def read_state(
     if critics is not None and saved_critics != critics:
         raise CheckpointError(
             f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use "
-            "the same algorithm.adv_estimator, critic.enable and critic.view, or start anew with "
+            "the same algorithm.adv_estimator, critic.enable and critic.joint_prompt_length, or start anew with "
             "trainer.resume_mode=disable"
         )
     return state
@@ -213,7 +214,7 @@ def _check_adapters(
 def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | None:
     """Return the checkpoint to continue from under `trainer.resume_mode`, or None to start anew.
 
-    Raises CheckpointError for an unknown mode, a path without a checkpoint, or no checkpoint to
+    Raises CheckpointError for a path without a checkpoint, or no checkpoint to
     evaluate (`trainer.val_only`): untrained models are evaluated only with
     `trainer.resume_mode=disable`.
     """
@@ -224,19 +225,15 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
         if latest_folder is None and config.val_only:
             raise CheckpointError(
                 f"trainer.val_only=true, but {store.root} holds no checkpoint; train first, name "
-                "one with trainer.resume_mode=resume_path, or evaluate the models as given with "
+                "one with trainer.resume_mode=.../global_step_N, or evaluate the models as given with "
                 "trainer.resume_mode=disable"
             )
         return latest_folder
-    if config.resume_mode != "resume_path":
+    folder = Path(config.resume_mode).expanduser()
+    if not (folder / STATE_FILE).is_file():
         raise CheckpointError(
-            f"trainer.resume_mode={config.resume_mode!r}: expected auto, disable or resume_path"
-        )
-    folder = Path(config.resume_from_path or "").expanduser()
-    if not config.resume_from_path or not (folder / STATE_FILE).is_file():
-        raise CheckpointError(
-            f"trainer.resume_from_path={config.resume_from_path!r} is not a checkpoint (a folder "
-            f"global_step_N with {STATE_FILE})"
+            f"trainer.resume_mode={config.resume_mode!r} is not a checkpoint (a folder "
+            f"global_step_N with {STATE_FILE}); expected {EXPECTED_MODE}"
         )
     return folder
 
@@ -253,9 +250,10 @@ def _table(signature: list[dict[str, str]]) -> str:
 
 
 def _critics(signature: Mapping[str, Any]) -> str:
-    return (
-        f"critics of {signature['wg_ids']} with critic.view={signature['view']}" if signature else "no critic"
-    )
+    if not signature:
+        return "no critic"
+    length = "null" if signature["view"] == "own" else "a number"
+    return f"critics of {signature['wg_ids']} with critic.joint_prompt_length={length}"
 
 
 def _write_text(path: Path, text: str) -> None:

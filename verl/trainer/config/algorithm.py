@@ -34,18 +34,17 @@ REWARD_FIELDS = (
     "response_clipped", "prompt_clipped",
     "masked",
 )  # fmt: skip
+BY_AGENT = ("uid", "agent_id")
 READ = "an estimator that reads it"
-IN_REWARD = "algorithm.use_kl_in_reward=true (the KL of the loss is actor_rollout_ref.actor.use_kl_loss)"
-ADAPTIVE = "algorithm.kl_ctrl.type=adaptive"
-FILTERED = "algorithm.filter_groups.enable=true"
+IN_REWARD = "algorithm.kl_ctrl.kl_coef>0 (the KL of the loss is actor_rollout_ref.actor.kl_loss_coef)"
+ADAPTIVE = "algorithm.kl_ctrl.target_kl"
+FILTERED = "algorithm.filter_groups.metric"
 
 
-def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
+def _within_a_task(fields: Sequence[str]) -> Sequence[str]:
     """Raise ValueError for groups that mix tasks but are not the whole batch; unknown names are
     reported by the check of choices.
     """
-    if fields is None:
-        return None
     are_sample_fields = set(fields) <= set(SAMPLE_FIELDS)
     if are_sample_fields and not set(fields) & set(TASK_FIELDS) and not set(fields) <= set(BATCH_FIELDS):
         raise ValueError(
@@ -58,10 +57,24 @@ def _within_a_task(fields: Sequence[str] | None) -> Sequence[str] | None:
 
 @dataclass
 class KLCtrlConfig:
-    type: str = key("fixed", "constant or adapted KL coefficient", choices=("fixed", "adaptive"))
-    kl_coef: float = key(0.001, "KL coefficient (initial value if adaptive)", ge=0)
-    horizon: int = key(10000, "adaptive controller: horizon in samples", gt=0, effect=ADAPTIVE)
-    target_kl: float = key(0.1, "adaptive controller: target KL", gt=0, effect=ADAPTIVE)
+    kl_coef: float = key(
+        0.0,
+        "weight of the KL from the reference that is subtracted from the reward, at first if target_kl "
+        "adapts it; 0: none is subtracted",
+        ge=0,
+        always=True,
+    )
+    target_kl: Optional[float] = key(
+        None, "KL to which the coefficient is adapted; null: it stays as it is", gt=0
+    )
+    horizon: int = key(
+        10000, "samples over which the coefficient is adapted: the more, the slower", gt=0, effect=ADAPTIVE
+    )
+
+    @property
+    def type(self) -> str:
+        """Kind of the controller, as verl names it."""
+        return "fixed" if self.target_kl is None else "adaptive"
 
 
 @dataclass
@@ -119,18 +132,20 @@ class MGRPOConfig:
 
 @dataclass
 class FilterGroupsConfig:
-    enable: bool = key(
-        False,
-        "drop groups with equal rewards and sample new tasks until the batch is full (DAPO)",
+    metric: Optional[str] = key(
+        None,
+        "drop groups in which this reward is equal, and sample new tasks until the batch is full "
+        "(DAPO): seq_reward (the sample's reward) | mixed_reward (before shaping and penalties) | "
+        "team_reward | local_reward; null: none are dropped",
+        choices=tuple(FILTER_METRICS),
         always=True,
     )
-    metric: str = key(
-        "seq_reward",
-        "reward that must differ within a group: seq_reward (the sample's reward) | mixed_reward "
-        "(before shaping and penalties) | team_reward | local_reward",
-        choices=tuple(FILTER_METRICS),
-    )
     max_num_gen_batches: int = key(10, "maximum number of collections per step; 0: no limit", ge=0)
+
+    @property
+    def enable(self) -> bool:
+        """Whether groups are dropped."""
+        return self.metric is not None
 
 
 @dataclass
@@ -163,15 +178,10 @@ class AlgorithmConfig:
     gdpo_reward_weights: Optional[list[float]] = key(
         None, "weights of gdpo_reward_keys; null: 1 each", effect=READ
     )
-    group_by_agent_id: bool = key(
-        True,
-        "Dr. MAS: one group per task and agent instead of one per task",
-        effect=("algorithm.group_by=null", READ),
-    )
-    group_by: Optional[list[str]] = key(
-        None,
-        "sample fields that define a group: samples with equal values are compared; overrides "
-        "group_by_agent_id",
+    group_by: list[str] = key(
+        [*BY_AGENT],
+        "sample fields that define a group: samples with equal values are compared. [uid,agent_id] "
+        "compares the samples of a task and agent (Dr. MAS), [uid] all of a task (GRPO)",
         choices=SAMPLE_FIELDS,
         check=_within_a_task,
         effect=READ,
@@ -194,7 +204,6 @@ class AlgorithmConfig:
         choices=("zero", "raw"),
         effect=READ,
     )
-    use_kl_in_reward: bool = key(False, "subtract the KL to the reference from the reward")
     kl_penalty: str = key("kl", "estimator of the KL in the reward", choices=KL_ESTIMATORS, effect=IN_REWARD)
     kl_ctrl: KLCtrlConfig = section(KLCtrlConfig, effect=IN_REWARD)
     gae: GAEConfig = section(GAEConfig, effect=READ)
@@ -203,6 +212,11 @@ class AlgorithmConfig:
     m_grpo: MGRPOConfig = section(MGRPOConfig, effect=READ)
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig, effect=FILTERED)
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
+
+    @property
+    def use_kl_in_reward(self) -> bool:
+        """Whether the KL from the reference is subtracted from the reward."""
+        return self.kl_ctrl.kl_coef > 0
 
 
 # What estimators take: callers of verl's API pass mappings.

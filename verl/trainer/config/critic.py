@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from verl.trainer.config.model import ACTOR, FSDPConfig, OptimConfig, TrainedModelConfig, UpdateConfig
-from verl.trainer.config.names import LOSS_AGG_MODES, VIEWS
+from verl.trainer.config.names import LOSS_AGG_MODES
 from verl.trainer.config.profiler import PROFILED, ProfilerConfig
 from verl.trainer.config.spec import key, section
 
@@ -39,17 +39,11 @@ class CriticConfig(UpdateConfig):
         "must read values",
         always=True,
     )
-    view: str = key(
-        "own",
-        "input of the critic before a reply: own (the agent's prompt) | joint (the episode's "
-        "transcript, then the prompt)",
-        choices=VIEWS,
-    )
-    joint_prompt_length: int = key(
-        1024,
-        "maximum length of transcript plus prompt, in tokens; the oldest part is cut",
+    joint_prompt_length: Optional[int] = key(
+        None,
+        "the critic reads the episode's transcript before the prompt, together of this many tokens at "
+        "most (the oldest part is cut); null: it reads the agent's own prompt alone",
         ge=1,
-        effect="critic.view=joint",
     )
     cliprange_value: float = key(0.5, "clip range of a value around the old value", gt=0)
     # the policy's depends on its loss
@@ -60,3 +54,10 @@ class CriticConfig(UpdateConfig):
     optim: OptimConfig = section(CriticOptimConfig, like=f"{ACTOR}.optim")
     fsdp: FSDPConfig = section(FSDPConfig, like=f"{ACTOR}.fsdp_config")
     profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED, like=f"{ACTOR}.profiler")
+
+    @property
+    def view(self) -> str:
+        """Input of the critic before a reply, as checkpoints name it: the `own` prompt of the agent, or
+        the `joint` transcript of the episode and that prompt.
+        """
+        return "own" if self.joint_prompt_length is None else "joint"

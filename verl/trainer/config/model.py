@@ -27,22 +27,23 @@ KL_LOSSES = (*KL_ESTIMATORS, *(f"{name}+" for name in KL_ESTIMATORS))
 ADAPTER = "an agent with agent.specialization=lora"
 ON_A_GPU = "a GPU: trainer.device=auto,cuda"
 DECAYING = "{}.lr_scheduler_type=linear,cosine"
+SCHEDULED = "a schedule with lr_scheduler_type=linear or cosine, or lr_warmup_steps below 1 and above 0"
 READ = "a loss that reads it"
 CLIPS = (
     "algorithm.rollout_correction.bypass_mode=false or "
     "algorithm.rollout_correction.loss_type=ppo_clip (reinforce is a separate loss, without "
     "clipping)"
 )
-REFERENCE = f"a reference: {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+REFERENCE = f"a reference: {ACTOR}.kl_loss_coef>0 or algorithm.kl_ctrl.kl_coef>0"
 OLD_LOG_PROBS = (
-    "a pass for old log-probs: several updates per step, algorithm.use_kl_in_reward=true, a "
+    "a pass for old log-probs: several updates per step, algorithm.kl_ctrl.kl_coef>0, a "
     "correction, gateway.structured=mask, trainer.critic_warmup or an estimator that reads them "
     "(and algorithm.rollout_correction.bypass_mode=false)"
 )
 MOST_UPDATES = 100_000
-AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or use_kl_loss=true"
+AGGREGATES = "a loss that reads it, entropy_coeff other than 0 or kl_loss_coef>0"
 VLLM = f"{ROLLOUT}.name=vllm"
-SAMPLED = f"{ROLLOUT}.val_kwargs.do_sample=true"
+SAMPLED = f"{ROLLOUT}.val_kwargs.temperature>0"
 
 
 def _layers(value: str | list[str] | None) -> str | list[str] | None:
@@ -55,6 +56,13 @@ def check_betas(value: list[float]) -> list[float]:
     """Return the betas of AdamW, or raise ValueError unless they are two."""
     if len(value) != 2:
         raise ValueError("expected two numbers, at least 0 and less than 1")
+    return value
+
+
+def steps_or_share(value: float) -> float:
+    """Return a number of steps, or a share of them below 1. Raise ValueError for half a step."""
+    if value > 1 and value != int(value):
+        raise ValueError("expected a whole number of steps, or a share of them below 1")
     return value
 
 
@@ -142,20 +150,27 @@ class ModelConfig(TrainedModelConfig):
 class OptimConfig:
     lr: float = key(1e-6, "peak learning rate of AdamW", ge=0)
     lr_scheduler_type: str = key("constant", "learning-rate schedule after the warm-up", choices=SCHEDULES)
-    lr_warmup_steps: int = key(-1, "optimizer steps of linear warm-up; -1 uses lr_warmup_steps_ratio", ge=-1)
-    lr_warmup_steps_ratio: float = key(
-        0.0, "warm-up as a fraction of total_training_steps", ge=0, le=1, effect="{}.lr_warmup_steps=-1"
+    lr_warmup_steps: float = key(
+        0.0,
+        "optimizer steps of linear warm-up; below 1: their share of total_training_steps; 0: none",
+        ge=0,
+        check=steps_or_share,
     )
     min_lr_ratio: float = key(0.0, "final learning rate as a fraction of lr", ge=0, le=1, effect=DECAYING)
     total_training_steps: int = key(
         -1,
         "length of the schedule in optimizer steps; -1: all steps of the run",
         ge=-1,
-        effect=f"{DECAYING} or {{}}.lr_warmup_steps_ratio>0",
+        effect=SCHEDULED,
     )
     weight_decay: float = key(0.01, "decoupled weight decay", ge=0)
     betas: list[float] = key([0.9, 0.999], "AdamW betas", ge=0, lt=1, check=check_betas)
     eps: float = key(1e-8, "AdamW epsilon", gt=0)
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether learning rates depend on the total number of steps."""
+        return self.lr_scheduler_type != "constant" or 0 < self.lr_warmup_steps < 1
 
 
 @dataclass
@@ -207,15 +222,14 @@ class UpdateConfig:
         le=MOST_UPDATES,
     )
     ppo_epochs: int = key(1, "epochs over the batch", ge=1)
-    use_dynamic_bsz: bool = key(True, "micro-batches with a token budget instead of a number of rows")
     ppo_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 16384, and a GiB on a CPU",
         ge=1,
-        effect="{}.use_dynamic_bsz=true",
+        effect="{}.ppo_micro_batch_size_per_gpu=null",
     )
-    ppo_micro_batch_size_per_gpu: int = key(
-        8, "rows of one micro-batch", ge=1, effect="{}.use_dynamic_bsz=false"
+    ppo_micro_batch_size_per_gpu: Optional[int] = key(
+        None, "rows of one micro-batch; null: as many as the token budget takes", ge=1
     )
     use_prefix_grouper: bool = key(
         True,
@@ -225,6 +239,11 @@ class UpdateConfig:
     )
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
+
+    @property
+    def use_dynamic_bsz(self) -> bool:
+        """Whether micro-batches have a token budget instead of a number of rows."""
+        return self.ppo_micro_batch_size_per_gpu is None
 
 
 @dataclass
@@ -241,15 +260,9 @@ class ActorConfig(UpdateConfig):
         "leave out rows with advantage 0, whose gradient is 0; metrics of the update (actor/*, in "
         "part rollout_corr/*) then cover only the other rows; not with algorithm.rollout_correction.bypass_mode",
     )
-    clip_ratio: float = key(
-        0.2,
-        "PPO clip range; clip_ratio_low/high override one side each",
-        ge=0,
-        effect=(CLIPS, READ, "{}.clip_ratio_low=null or {}.clip_ratio_high=null"),
-    )
-    clip_ratio_low: Optional[float] = key(None, "lower clip range", ge=0, effect=(CLIPS, READ))
-    clip_ratio_high: Optional[float] = key(
-        None, "upper clip range (DAPO clip-higher)", ge=0, effect=(CLIPS, READ)
+    clip_ratio_low: float = key(0.2, "lower clip range of PPO", ge=0, effect=(CLIPS, READ))
+    clip_ratio_high: float = key(
+        0.2, "upper clip range of PPO (DAPO clip-higher)", ge=0, effect=(CLIPS, READ)
     )
     clip_ratio_c: float = key(3.0, "dual-clip constant for negative advantages", gt=1, effect=(CLIPS, READ))
     loss_agg_mode: str = key(
@@ -258,14 +271,15 @@ class ActorConfig(UpdateConfig):
     tau_pos: float = key(1.0, "temperature for positive advantages", effect=READ)
     tau_neg: float = key(1.05, "temperature for negative advantages", effect=READ)
     entropy_coeff: float = key(0.0, "weight of the entropy bonus")
-    use_kl_loss: bool = key(False, "add the KL divergence from the reference to the loss")
-    kl_loss_coef: float = key(0.001, "weight of the KL loss", ge=0, effect="{}.use_kl_loss=true")
+    kl_loss_coef: float = key(
+        0.0, "weight of the KL divergence from the reference in the loss; 0: it is not added", ge=0
+    )
     kl_loss_type: str = key(
         "low_var_kl",
         "KL estimator: kl (k1) | abs | mse (k2) | low_var_kl (k3); with a + appended (k1+, k3+): "
         "its value with the gradient of k2",
         choices=KL_LOSSES,
-        effect="{}.use_kl_loss=true",
+        effect="{}.kl_loss_coef>0",
     )
     invalid_action_penalty_coef: float = key(
         0.0, "subtracted from the reward of an invalid reply; 0: no penalty", ge=0
@@ -275,35 +289,38 @@ class ActorConfig(UpdateConfig):
     fsdp_config: FSDPConfig = section(FSDPConfig)
     profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED)
 
+    @property
+    def clip_ratio(self) -> float:
+        """verl's name for the clip range where the sides have none of their own."""
+        return self.clip_ratio_high
+
+    @property
+    def use_kl_loss(self) -> bool:
+        """Whether the KL divergence from the reference is added to the loss."""
+        return self.kl_loss_coef > 0
+
 
 @dataclass
 class RefConfig:
-    log_prob_use_dynamic_bsz: bool = key(
-        True,
-        "micro-batches with a token budget instead of a number of rows",
-        effect=REFERENCE,
-        like=f"{ACTOR}.use_dynamic_bsz",
-    )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
-        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=true"),
+        effect=(REFERENCE, "{}.log_prob_micro_batch_size_per_gpu=null"),
         like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
-    log_prob_micro_batch_size_per_gpu: int = key(
-        8,
-        "rows of one micro-batch",
+    log_prob_micro_batch_size_per_gpu: Optional[int] = key(
+        None,
+        "rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=(REFERENCE, "{}.log_prob_use_dynamic_bsz=false"),
+        effect=REFERENCE,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
 
 
 @dataclass
 class ValSamplingConfig:
-    do_sample: bool = key(True, "sample in validation; false: greedy decoding")
-    temperature: float = key(1.0, "sampling temperature in validation", gt=0, effect=SAMPLED)
+    temperature: float = key(1.0, "sampling temperature in validation; 0: greedy decoding", ge=0)
     top_p: float = key(1.0, "nucleus sampling mass in validation", gt=0, le=1, effect=SAMPLED)
     top_k: int = key(-1, "top-k sampling in validation; -1 keeps all tokens", ge=1, off=-1, effect=SAMPLED)
     response_length: Optional[int] = key(
@@ -429,24 +446,18 @@ class RolloutConfig:
         "(broadcast by gloo or NCCL) | cuda_ipc (memory of a GPU that both use) | auto (on GPUs "
         "cuda_ipc, or collective if engines have their own; else object_store) | module.Class (a custom WeightTransfer)",
     )
-    log_prob_use_dynamic_bsz: bool = key(
-        True,
-        "old log-probs: micro-batches with a token budget instead of a number of rows",
-        effect=OLD_LOG_PROBS,
-        like=f"{ACTOR}.use_dynamic_bsz",
-    )
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "old log-probs: token budget of one micro-batch; null: what fits into memory, at most 32768",
         ge=1,
-        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=true"),
+        effect=(OLD_LOG_PROBS, "{}.log_prob_micro_batch_size_per_gpu=null"),
         like=f"{ACTOR}.ppo_max_token_len_per_gpu",
     )
-    log_prob_micro_batch_size_per_gpu: int = key(
-        8,
-        "old log-probs: rows of one micro-batch",
+    log_prob_micro_batch_size_per_gpu: Optional[int] = key(
+        None,
+        "old log-probs: rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=(OLD_LOG_PROBS, "{}.log_prob_use_dynamic_bsz=false"),
+        effect=OLD_LOG_PROBS,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)

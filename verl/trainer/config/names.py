@@ -37,7 +37,6 @@ LOSS_AGG_MODES = (
     "seq-mean-token-sum-norm",
 )
 KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-VIEWS = ("own", "joint")
 GAE_LEVELS = ("token", "turn")
 GIGPO_MODES = ("mean_norm", "mean_std_norm")
 RAE_ORDERS = ("subtract_first", "update_first")
@@ -67,5 +66,5 @@ LORA_DEFAULTS: Mapping[str, Any] = {
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref."
 ALGORITHM = "algorithm."
-GROUP_KEYS = ("group_by", "group_by_agent_id", "singleton")
+GROUP_KEYS = ("group_by", "singleton")
 NO_OWN_VALUE = "an agent without its own value"

@@ -3,12 +3,19 @@ steps, in verl's names.
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional, Union
 
 from verl.trainer.config.spec import key, texts
 
 PROFILED = "global_profiler.steps"
 CONTENTS = ("cpu", "cuda", "memory", "shapes", "stack")
+ALL = "all"
+
+
+def _all_or_ranks(value: str | list[int]) -> str | list[int]:
+    if isinstance(value, str) and value != ALL:
+        raise ValueError("expected all, or a list of ranks, such as [0]")
+    return value
 
 
 @dataclass
@@ -17,39 +24,32 @@ class ProfilerConfig:
     what of them.
     """
 
-    enable: bool = key(False, "record the calls of these workers in the steps of global_profiler.steps")
-    all_ranks: bool = key(False, "record every rank of a worker group", effect="{}.enable=true")
-    ranks: list[int] = key(
+    ranks: Any = key(
         [],
-        "ranks that are recorded; empty: the first",
+        "ranks of these workers whose calls are recorded in global_profiler.steps, such as [0], or all; "
+        "empty: none",
+        type=Union[str, list[int]],
         ge=0,
-        effect=("{}.enable=true", "{}.all_ranks=false"),
+        check=_all_or_ranks,
     )
     contents: list[str] = key(
         [],
         "what is recorded beside the operations on CPU and GPU: memory, shapes, stack (of Python)",
         choices=CONTENTS,
-        effect="{}.enable=true",
+        effect="{}.ranks",
     )
 
 
 @dataclass
 class GlobalProfilerConfig:
-    tool: Optional[str] = key(
+    steps: Optional[list[Any]] = key(
         None,
-        "profiler of workers with profiler.enable=true: torch; null: none",
-        choices=("torch",),
-        effect=PROFILED,
-        always=True,
-    )
-    steps: Optional[list[int]] = key(
-        None,
-        "training steps that are recorded, from 1",
+        "training steps of which torch.profiler records the workers with profiler.ranks, from 1, each in "
+        "a trace of its own; [[2,3],5] has 2 and 3 in one; null: none",
+        type=Optional[list[Union[int, list[int]]]],
         ge=1,
-        effect="global_profiler.tool=torch",
         always=True,
     )
-    profile_continuous_steps: bool = key(False, "steps that follow each other are in one trace")
     save_path: Optional[str] = key(
         None, "folder of the traces; default: profile in the folder of the run", check=texts
     )

@@ -92,12 +92,12 @@ class PropagationConfig:
 
 @dataclass
 class OverlongBufferConfig:
-    enable: bool = key(False, "soft penalty for replies near the length limit (DAPO)", always=True)
-    len: int = key(
-        0,
-        "tokens before the length limit over which the penalty grows; 0: a fifth of each agent's "
-        "limit (DAPO: 4,096 of 20,480)",
+    len: Optional[int] = key(
+        None,
+        "tokens before the length limit over which a penalty for long replies grows; 0: a fifth of "
+        "each agent's limit (DAPO: 4,096 of 20,480); null: no penalty",
         ge=0,
+        always=True,
     )
     penalty_factor: float = key(1.0, "penalty at the length limit", ge=0)
 
@@ -105,9 +105,10 @@ class OverlongBufferConfig:
 @dataclass
 class CustomRewardFunctionConfig:
     path: Optional[str] = key(
-        None, "file (.py) or module with a reward function of your own, see docs/rewards.md"
+        None,
+        "reward function of your own as file_or_module:function, such as rewards.py:team (without a "
+        "name: compute_score), see docs/rewards.md",
     )
-    name: str = key("compute_score", "name of the function", effect=PATH)
     reward_kwargs: dict[str, Any] = key({}, "additional keyword arguments of the function", effect=MANAGED)
 
 
@@ -152,16 +153,26 @@ class RewardConfig:
     shaping: str = key(
         "default", "shaping of the team reward by the turns and calls of an episode", choices=SHAPINGS
     )
-    shaping_gamma: float = key(
-        0.9, "discount factor per turn or call", ge=0, le=1, effect="reward.shaping=discount,hop_discount"
-    )
-    shaping_threshold: float = key(
-        0.5, "a team reward above this becomes 1, any other 0", effect="reward.shaping=binary"
+    shaping_by: Optional[float] = key(
+        None,
+        "number of the shaping: discount factor per turn or call of discount and hop_discount (null: "
+        "0.9); threshold of binary, above which a team reward becomes 1, any other 0 (null: 0.5)",
+        effect="reward.shaping=discount,hop_discount,binary",
     )
     propagation: PropagationConfig = section(PropagationConfig, part=PROPAGATED)
     overlong_buffer: OverlongBufferConfig = section(
-        OverlongBufferConfig, effect="reward.overlong_buffer.enable=true"
+        OverlongBufferConfig, effect="reward.overlong_buffer.len!=null"
     )
+
+    @property
+    def shaping_gamma(self) -> float:
+        """Discount factor of `discount` and `hop_discount`."""
+        return 0.9 if self.shaping_by is None else self.shaping_by
+
+    @property
+    def shaping_threshold(self) -> float:
+        """Threshold of `binary`."""
+        return 0.5 if self.shaping_by is None else self.shaping_by
 
 
 def has_functions(reward: RewardConfig) -> bool:
@@ -199,8 +210,8 @@ def check_tree_rewards(reward: RewardConfig, returns: str) -> None:
         )
     if returns == "step" and reward.model.kind is not None and reward.model.scope == "episode":
         raise ConfigError(
-            "reward.model.scope=episode scores the answer of an episode, which the candidates of a "
-            "call in rollout.sampling=tree have not led to; set reward.model.scope=call or "
+            "reward.model.agents=null scores the answer of an episode, which the candidates of a "
+            "call in rollout.sampling=tree have not led to; set reward.model.agents, or "
             "rollout.tree.returns=committed"
         )
     scope = reward.team_scope

@@ -19,9 +19,9 @@ ASKED = "reward.model.kind=judge,api"
 ANY = "reward.model.kind=sequence_classification,judge,api"
 
 
-def _pattern(value: str) -> str:
+def _pattern(value: str | None) -> str | None:
     try:
-        re.compile(value)
+        re.compile(value or "")
     except re.error as error:
         raise ValueError(f"it is not a regular expression: {error}") from error
     return value
@@ -57,18 +57,12 @@ class RewardModelConfig:
         False, "run Python code of the model folder when loading the model", effect="reward.model.path"
     )
     api: ApiConfig = section(ApiConfig, effect="reward.model.kind=api", same_as="agent.api.<agent>")
-    scope: str = key(
-        "call",
-        "call (the reply of each call, given its prompt: a local reward) | episode (the episode's "
-        "answer, given the task: a team reward)",
-        choices=("call", "episode"),
-        effect=ANY,
-    )
-    agents: str = key(
+    agents: Optional[str] = key(
         ".*",
-        "pattern of the names or slugs of the agents whose calls are scored",
+        "pattern of the names or slugs of the agents of whose calls each reply is scored, given its "
+        "prompt: a local reward; null: the episode's answer is, given the task: a team reward",
         check=_pattern,
-        effect=(ANY, "reward.model.scope=call"),
+        effect=ANY,
     )
     combine: str = key(
         "add",
@@ -118,6 +112,11 @@ class RewardModelConfig:
         le=1,
         effect=ASKED,
     )
+
+    @property
+    def scope(self) -> str:
+        """What is scored: each `call`, or the answer of an `episode`."""
+        return "episode" if self.agents is None else "call"
 
 
 def check_reward_model(model: RewardModelConfig) -> None:

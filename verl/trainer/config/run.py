@@ -18,6 +18,7 @@ from verl.trainer.config.profiler import PROFILED, GlobalProfilerConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.sandbox import PROGRAMS, SandboxConfig
 from verl.trainer.config.spec import LONGEST_S, key, section, texts
+from verl.utils.names import did_you_mean
 from verl.utils.tracking.backend import BACKENDS
 
 # Arguments of a tokenizer's apply_chat_template, and of its template, that the run sets or that are
@@ -112,17 +113,11 @@ class AgentConfig:
         type=dict[str, dict[str, Any]],
     )
     orchestra_type: str = key("math", "registered name of the workflow")
-    team: Optional[str] = key(
+    team: Any = key(
         None,
-        "with orchestra_type=gateway: the team as module:function, see docs/frameworks.md",
-        check=texts,
-        effect=GATEWAY,
-    )
-    team_command: Any = key(
-        [],
-        "with orchestra_type=gateway, instead of team: a command that each episode runs, such as "
-        '[python,my_team.py] or "node team.js"',
-        type=Union[str, list[str]],
+        "with orchestra_type=gateway: the team as module:function, or as a command that each episode "
+        'runs, such as [python,my_team.py] or "node team.js"; see docs/frameworks.md',
+        type=Optional[Union[str, list[str]]],
         check=texts,
         effect=GATEWAY,
     )
@@ -190,6 +185,9 @@ TREE = "rollout.sampling=tree"
 TREE_RETURNS = ("step", "committed")
 COMMITTED = "rollout.tree.returns=committed"
 OWN_DEVICES = "rollout.n_gpus_per_node>0"
+START_CHECKS = ("engines", "memory")
+RESUME_MODES = ("auto", "disable")
+EXPECTED_MODE = "auto, disable or a checkpoint folder .../global_step_N"
 
 
 @dataclass
@@ -285,13 +283,25 @@ class CollectConfig:
         "train only; 0: engines share the devices of the trainer",
         ge=0,
     )
-    pool_sizes: dict[str, int] = key(
-        {},
-        "with dedicated pools: number of own devices of each worker group's engines, by its id; "
-        "empty: equal numbers",
-        ge=1,
-        effect=(OWN_DEVICES, "trainer.resource_pool=dedicated"),
-    )
+
+
+def _device_counts(sizes: Mapping[str, int | list[int]]) -> Mapping[str, int | list[int]]:
+    """Return `sizes`. Raise ValueError unless each is a number above 0, or one beside that of the
+    engines.
+    """
+    for group, size in sizes.items():
+        if size == 0 or (isinstance(size, list) and (len(size) != 2 or size[1] < 1)):
+            raise ValueError(
+                f"expected at least 1 device for {group}, or [6,2]: those of the trainer and of the engines"
+            )
+    return sizes
+
+
+def _resumed(value: str) -> str:
+    """Return `value`. Raise ValueError unless it is a mode, or a path with a folder's name."""
+    if value not in RESUME_MODES and "/" not in value and not value.startswith("global_step_"):
+        raise ValueError(f"expected {EXPECTED_MODE}{did_you_mean(value, RESUME_MODES)}")
+    return value
 
 
 @dataclass
@@ -322,25 +332,19 @@ class TrainerConfig:
     max_ckpt_to_keep: int = key(2, "number of latest checkpoints to keep; 0 keeps all", ge=0)
     resume_mode: str = key(
         "auto",
-        "auto (continue this experiment if it has a checkpoint) | disable | resume_path",
-        choices=("auto", "disable", "resume_path"),
+        "auto (continue this experiment if it has a checkpoint) | disable | a checkpoint folder "
+        ".../global_step_N, from which the run continues",
+        check=_resumed,
     )
-    resume_from_path: Optional[str] = key(
-        None, "checkpoint folder global_step_N", effect="trainer.resume_mode=resume_path"
-    )
-    check_engines: bool = key(
-        True,
-        "compare log-probs of engines and trainer before the first step, before and after an "
-        "update that changes every weight and is undone; a run whose engines differ does not start",
-    )
-    check_memory: bool = key(
-        True,
-        "count the memory of a run before it starts; budgets that are not set become what fits, "
-        "and a run that cannot fit does not start",
+    checks: list[str] = key(
+        [*START_CHECKS],
+        "checks without which a run does not start: engines (log-probs of engines and trainer are "
+        "compared before the first step, before and after an update that changes every weight and is "
+        "undone), memory (it is counted; budgets that are not set become what fits)",
+        choices=START_CHECKS,
     )
     save_hf_model: bool = key(True, "write a Hugging Face copy of every policy into a checkpoint")
     critic_warmup: int = key(0, "number of first steps that update only the critic", ge=0, effect=CRITIC)
-    balance_batch: bool = key(True, "distribute rows so that ranks have about the same number of tokens")
     logger: list[str] = key(
         ["console", "jsonl"],
         "destinations of metrics: console (one line per step), jsonl (`metrics.jsonl`), "
@@ -374,11 +378,14 @@ class TrainerConfig:
         "shared: every worker group spans all devices | dedicated: each has its own devices",
         choices=("shared", "dedicated"),
     )
-    pool_sizes: dict[str, int] = key(
+    pool_sizes: dict[str, Any] = key(
         {},
-        "with dedicated pools: number of devices of each worker group, by its id; empty: equal "
-        "numbers (rollout.n_gpus_per_node>0: of each that is trained)",
-        ge=1,
+        "with dedicated pools: number of devices of each worker group, by its id; with "
+        "rollout.n_gpus_per_node>0 [6,2] has those of the trainer (0 of a group that is not trained) "
+        "and those of its engines; empty, and of engines without a number: equal numbers",
+        type=dict[str, Union[int, list[int]]],
+        ge=0,
+        check=_device_counts,
     )
     num_threads: int = key(
         0,

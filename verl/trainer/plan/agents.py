@@ -30,7 +30,6 @@ COMMON_KEYS = (
     "adv_estimator",
     "call_weighting",
     "group_by",
-    "group_by_agent_id",
     "singleton",
     "statistics_over",
 )
@@ -61,10 +60,9 @@ class Sampling:
     def of(cls, rollout: RolloutConfig, data: DataConfig, validate: bool) -> Sampling:
         """Return the sampling of an agent with the keys `rollout`, in training or validation."""
         source = rollout.val_kwargs if validate else rollout
-        greedy = validate and not rollout.val_kwargs.do_sample
         return cls(
             max_tokens=source.response_length or rollout.response_length or data.max_response_length,
-            temperature=0.0 if greedy else source.temperature,
+            temperature=source.temperature,
             top_p=source.top_p,
             top_k=source.top_k,
             stop=tuple(rollout.stop if source.stop is None else source.stop),
@@ -263,10 +261,10 @@ def split_by_settings(
 
 
 def group_fields(config: EstimatorConfig) -> list[str]:
-    """Return the sample fields that define a group: `algorithm.group_by`, else Dr. MAS's
-    `[uid, agent_id]` or GRPO's `[uid]`.
+    """Return the sample fields that define a group: `algorithm.group_by`.
 
-    Also `[uid]` without a config, or with one of verl's, which has neither key.
+    `[uid]` without a config, or with one of verl's, which has no such key, unless it has Dr. MAS's
+    `group_by_agent_id`.
     """
     group_by = own_key(config, "group_by", None)
     if group_by is not None:

@@ -314,11 +314,15 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
             for agent in penalized
         ),
         *(
-            [("reward.overlong_buffer.enable=true", trained, "overlong_penalty")]
-            if reward.overlong_buffer.enable
+            [(f"reward.overlong_buffer.len={reward.overlong_buffer.len}", trained, "overlong_penalty")]
+            if reward.overlong_buffer.len is not None
             else []
         ),
-        *([("algorithm.use_kl_in_reward=true", trained, "")] if algorithm.use_kl_in_reward else []),
+        *(
+            [(f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}", trained, "")]
+            if algorithm.use_kl_in_reward
+            else []
+        ),
     ]
     for setting, names, column in parts:
         carried = ("reward", "step_reward", column) if column else ()
@@ -363,6 +367,11 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
             f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of "
             "the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
+    if "discount" in reward.shaping and not 0 <= reward.shaping_gamma <= 1:
+        raise ConfigError(
+            f"reward.shaping_by={reward.shaping_by}: expected at least 0 and at most 1, the discount "
+            f"factor of reward.shaping={reward.shaping}"
+        )
     if reward.granularity == "token" and (reward.shaping != "default" or reward.propagation.mode != "none"):
         raise ConfigError(
             "reward.granularity=token places rewards on tokens as they are, but "
@@ -373,7 +382,7 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
         )
     for agent in plan.agents:
         limit = agent.sampling.max_tokens
-        if buffer.enable and buffer.len > limit:
+        if buffer.len is not None and buffer.len > limit:
             raise ConfigError(
                 f"reward.overlong_buffer.len={buffer.len} is more than the {limit} tokens that "
                 f"agent '{agent.agent_id}' may write: even an empty reply would be penalized; "
@@ -463,7 +472,7 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
         )
     gradients = {
         "entropy_coeff": bool(actor.entropy_coeff),
-        "use_kl_loss": actor.use_kl_loss,
+        "kl_loss_coef": actor.use_kl_loss,
         f"policy_loss.loss_mode={loss_mode}": POLICY_LOSSES.traits(loss_mode).uses_every_row,
     }
     if any(gradients.values()):
@@ -587,7 +596,7 @@ def check_critic_keys(critic: CriticConfig, plan: RunPlan) -> None:
                 "critic.enable=null, or choose an estimator with a critic (gae)"
             )
         longest = agent.max_prompt_length
-        if critic.view == "joint" and longest > critic.joint_prompt_length:
+        if critic.joint_prompt_length is not None and longest > critic.joint_prompt_length:
             raise ConfigError(
                 f"critic.joint_prompt_length={critic.joint_prompt_length} is less than the prompt "
                 f"of agent '{agent.agent_id}' ({longest} tokens); it limits transcript and prompt "
@@ -617,7 +626,7 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: Run
             raise PlacementError(
                 f"{key} does not divide the {group_devices.ranks} devices of worker group "
                 f"'{spec.wg_id}' ({pool.section}.nnodes * {pool.section}.n_gpus_per_node, or its "
-                f"part of them in {pool.section}.pool_sizes); choose a divisor"
+                "part of them in trainer.pool_sizes); choose a divisor"
             )
         for first in range(group_devices.first, group_devices.first + group_devices.ranks, tp):
             if first // pool.per_node != (first + tp - 1) // pool.per_node:
@@ -625,6 +634,6 @@ def check_engine_spans(trainer: TrainerConfig, rollout: CollectConfig, plan: Run
                     f"{key}: an engine of worker group '{spec.wg_id}' would be on "
                     f"{Devices(first, tp, pool.section)}, which are on different nodes of "
                     f"{pool.per_node} ({pool.section}.n_gpus_per_node); choose a divisor of "
-                    f"{pool.per_node}, and with {pool.section}.pool_sizes let the devices before "
+                    f"{pool.per_node}, and with trainer.pool_sizes let the devices before "
                     f"the group's first, number {group_devices.first}, be a multiple of it"
                 )

@@ -20,7 +20,7 @@ class Pool:
     """Devices of the worker groups' policies, of their engines, or of both.
 
     Attributes:
-        section: prefix of its keys: `TRAINER` or `ENGINES`.
+        section: prefix of its numbers of nodes and devices: `TRAINER` or `ENGINES`.
         nodes: number of nodes.
         per_node: devices of each node.
         sizes: number of devices of each worker group by `wg_id`; empty: equal numbers.
@@ -66,7 +66,9 @@ def own_engine_devices(rollout: CollectConfig) -> bool:
 
 def trainer_pool(trainer: TrainerConfig) -> Pool:
     """Return the pool of the policies and critics."""
-    return Pool(TRAINER, trainer.nnodes, trainer.n_gpus_per_node, trainer.pool_sizes)
+    sizes = {wg_id: size[0] if isinstance(size, list) else size for wg_id, size in trainer.pool_sizes.items()}
+    trained = {wg_id: size for wg_id, size in sizes.items() if size}
+    return Pool(TRAINER, trainer.nnodes, trainer.n_gpus_per_node, trained)
 
 
 def engine_pool(trainer: TrainerConfig, rollout: CollectConfig) -> Pool:
@@ -75,7 +77,8 @@ def engine_pool(trainer: TrainerConfig, rollout: CollectConfig) -> Pool:
     """
     if not own_engine_devices(rollout):
         return trainer_pool(trainer)
-    return Pool(ENGINES, rollout.nnodes, rollout.n_gpus_per_node, rollout.pool_sizes)
+    sizes = {wg_id: size[1] for wg_id, size in trainer.pool_sizes.items() if isinstance(size, list)}
+    return Pool(ENGINES, rollout.nnodes, rollout.n_gpus_per_node, sizes)
 
 
 def count_devices(trainer: TrainerConfig, rollout: CollectConfig) -> int:
@@ -98,6 +101,11 @@ def assign_devices(
     devices cannot be divided equally, and for dedicated pools of a team without worker groups.
     """
     apart = own_engine_devices(rollout)
+    if not apart and any(isinstance(size, list) for size in trainer.pool_sizes.values()):
+        raise PlacementError(
+            f"trainer.pool_sizes={trainer.pool_sizes} has devices of engines, but rollout.n_gpus_per_node=0 "
+            "lets engines share those of the trainer; set it, or give each group one number"
+        )
     groups = [spec.wg_id for spec in placement.groups if spec.trained or not apart]
     what = "trained worker groups" if apart else "worker groups"
     return _divided(trainer, trainer_pool(trainer), placement, groups, what)
@@ -119,7 +127,7 @@ def _divided(
     trainer: TrainerConfig, pool: Pool, placement: Placement, groups: Sequence[str], what: str
 ) -> dict[str, Devices]:
     """Divide a pool among worker groups; `what` names these in messages."""
-    key = f"{pool.section}.pool_sizes"
+    key = "trainer.pool_sizes" if pool.section == TRAINER else "trainer.pool_sizes (of engines)"
     sizes = dict(pool.sizes)
     dedicated = trainer.resource_pool == "dedicated"
     if not placement.groups and (dedicated or pool.section == ENGINES):

@@ -33,7 +33,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.algorithm import READ as ESTIMATED
 from verl.trainer.config.critic import CRITIC
 from verl.trainer.config.gateway import STRUCTURED
-from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS
+from verl.trainer.config.model import ADAPTER, AGGREGATES, OLD_LOG_PROBS, SCHEDULED
 from verl.trainer.config.model import READ as IN_THE_LOSS
 from verl.trainer.config.names import ACTOR, ALGORITHM, GROUP_KEYS, MODEL, NO_OWN_VALUE
 from verl.trainer.config.run import LANES, OLDER_WEIGHTS, SEVERAL_STEPS
@@ -146,6 +146,7 @@ FACTS: Mapping[str, Callable[[str, Scope], bool]] = {
     CRITIC: lambda key, scope: scope.plan.needs_critic,
     OLD_LOG_PROBS: lambda key, scope: computes_old_log_probs(scope.config, scope.plan),
     ADAPTER: _adapter_reads,
+    SCHEDULED: lambda key, scope: value_at(scope.config, key.rpartition(".")[0]).needs_length,
     LANES: _has_lanes,
     OLDER_WEIGHTS: lambda key, scope: not scope.config.async_training.fresh,
     SEVERAL_STEPS: _sends_after_several_steps,

@@ -38,14 +38,14 @@ def _agent_note(algorithm: AlgorithmConfig, agent_id: str) -> str:
 
 
 def check_filter_groups(algorithm: AlgorithmConfig, env: EnvConfig, plan: RunPlan) -> None:
-    """Raise ConfigError for keys that contradict `algorithm.filter_groups.enable`."""
+    """Raise ConfigError for keys that contradict `algorithm.filter_groups`."""
     if not algorithm.filter_groups.enable:
         return
     for agent in plan.trained:
         _check_filtered(algorithm, env, agent)
     if algorithm.use_kl_in_reward:
         logger.warning(
-            "algorithm.filter_groups compares rewards before algorithm.use_kl_in_reward subtracts the KL"
+            "algorithm.filter_groups compares rewards before algorithm.kl_ctrl.kl_coef subtracts the KL"
         )
 
 
@@ -54,15 +54,16 @@ def _check_filtered(algorithm: AlgorithmConfig, env: EnvConfig, agent: AgentPlan
     estimator = agent.estimator
     fields = agent.group_fields
     traits = agent.traits
+    metric = algorithm.filter_groups.metric
     if not traits.grouped or agent.needs_values or agent.needs("reward_baselines"):
         raise ConfigError(
-            "algorithm.filter_groups.enable=true drops groups of equal rewards, but "
+            f"algorithm.filter_groups.metric={metric} drops groups of equal rewards, but "
             f"algorithm.adv_estimator={estimator}{agent_note} learns from them as well: turn the "
             "filter off, or use an estimator with a group baseline, such as grpo"
         )
     if not set(fields) & set(TASK_FIELDS):
         raise ConfigError(
-            "algorithm.filter_groups.enable=true needs groups within a task, but "
+            f"algorithm.filter_groups.metric={metric} needs groups within a task, but "
             f"algorithm.group_by={fields}{agent_note} compares tasks with each other: add one of "
             f"{', '.join(TASK_FIELDS)}, or turn the filter off"
         )
@@ -70,11 +71,11 @@ def _check_filtered(algorithm: AlgorithmConfig, env: EnvConfig, agent: AgentPlan
         logger.warning(
             "algorithm.filter_groups drops groups in which %s is equal, even if %s, from which "
             "adv_estimator=%s%s learns, differ",
-            algorithm.filter_groups.metric, traits.learns_from, estimator, agent_note,
+            metric, traits.learns_from, estimator, agent_note,
         )  # fmt: skip
     if env.rollout.n == 1 and "traj_uid" not in fields and agent.algorithm.singleton == "zero":
         raise ConfigError(
-            "algorithm.filter_groups.enable=true with env.rollout.n=1: rewards in a group of one "
+            f"algorithm.filter_groups.metric={metric} with env.rollout.n=1: rewards in a group of one "
             "episode cannot differ; set env.rollout.n to 2 or more, or turn the filter off"
         )
 
@@ -89,7 +90,8 @@ def check_sampling(
         check_tree_rewards(reward, rollout.tree.returns)
     if committed and algorithm.filter_groups.enable:
         raise ConfigError(
-            "algorithm.filter_groups.enable=true drops rows of groups of equal rewards, but with "
+            f"algorithm.filter_groups.metric={algorithm.filter_groups.metric} drops rows of groups of "
+            "equal rewards, but with "
             "rollout.tree.returns=committed a row also learns from the other candidates of its "
             "call, which are no group: turn the filter off, or use rollout.tree.returns=step"
         )

@@ -2,8 +2,8 @@
 
 A preset sets only what defines the method: learning rates, batch and group sizes and lengths stay those of the run. Explicitly given
 keys win, before or after the preset; so do those of a script (examples/run_math.sh gives no value that a preset would change).
-`actor_rollout_ref.actor.clip_ratio`, if given, replaces both sides of a preset's clip range. The run prints the expansion, and its
-config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
+`actor_rollout_ref.actor.clip_ratio`, verl's name for both sides of the clip range, replaces both of a preset. The run prints the
+expansion, and its config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
 
 dr_mas
 ------
@@ -11,7 +11,7 @@ dr_mas
 samples of the same task and agent; the team reward of an episode is the reward of all its samples. For mathematics, the paper uses
 GRPO's clip range 0.2, 8 episodes per task, learning rate 1e-6 and no KL.
 
-Keys: `algorithm.group_by_agent_id`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
+Keys: `algorithm.group_by`, `algorithm.norm_adv_by_std_in_grpo`, `reward.team_scope`.
 Use when: rewards or call frequencies differ between the agents of a team ([recipe/dr_mas](../recipe/dr_mas/README.md)).
 Fails when: an agent is called so rarely that its groups have one sample: its advantage is then 0.
 
@@ -32,7 +32,7 @@ dr_grpo
 loss of a reply is summed over its tokens and divided by a constant (the maximum reply length), so that neither the difficulty of a task
 nor the length of a reply changes its weight; no KL.
 
-Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.use_kl_in_reward`, `actor.use_kl_loss`.
+Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`.
 Use when: replies become longer but not better, or tasks that are nearly always solved dominate the gradient.
 Fails when: the scale of rewards differs between tasks, since they are not normalized; the learning rate may have to be increased.
 
@@ -42,8 +42,8 @@ dapo
 no episodes solve are replaced by new ones (dynamic sampling); a soft penalty over the last fifth of the reply limit (paper: 4,096 of
 20,480 tokens, at most 1); no KL. The filter uses rewards before penalties, as the paper uses correctness.
 
-Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.enable`,
-`algorithm.filter_groups.metric`, `reward.overlong_buffer.enable`.
+Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.metric`,
+`reward.overlong_buffer.len`.
 Use when: entropy collapses under the symmetric clip, replies are long, and tasks are many.
 Fails when: tasks are few or sampling is slow: filtered groups are sampled in vain.
 """
@@ -60,12 +60,12 @@ from verl.trainer.config.spec import ConfigError, followers
 from verl.utils.names import did_you_mean
 
 ACTOR = "actor_rollout_ref.actor"
-NO_KL = {"algorithm.use_kl_in_reward": "false", f"{ACTOR}.use_kl_loss": "false"}
+NO_KL = {"algorithm.kl_ctrl.kl_coef": "0.0", f"{ACTOR}.kl_loss_coef": "0.0"}
 # Values as on the command line.
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "dr_mas": {
         "algorithm.adv_estimator": "grpo",
-        "algorithm.group_by_agent_id": "true",
+        "algorithm.group_by": "[uid,agent_id]",
         "algorithm.norm_adv_by_std_in_grpo": "true",
         "reward.team_scope": "episode",
     },
@@ -87,19 +87,13 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     "dapo": {
         "algorithm.adv_estimator": "grpo",
         "algorithm.norm_adv_by_std_in_grpo": "true",
-        "algorithm.filter_groups.enable": "true",
         "algorithm.filter_groups.metric": "mixed_reward",
         f"{ACTOR}.clip_ratio_low": "0.2",
         f"{ACTOR}.clip_ratio_high": "0.28",
         f"{ACTOR}.loss_agg_mode": "token-mean",
-        "reward.overlong_buffer.enable": "true",
+        "reward.overlong_buffer.len": "0",
         **NO_KL,
     },
-}
-# A given key replaces these keys of a preset as well, unless its value is true.
-REPLACES = {
-    f"{ACTOR}.clip_ratio": (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
-    "algorithm.filter_groups.enable": ("algorithm.filter_groups.metric",),
 }
 
 
@@ -109,7 +103,7 @@ class PresetError(ConfigError):
 
 def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return key -> value, as on the command line, of a preset without the keys that `overrides`
-    sets or replaces.
+    sets.
 
     Raises PresetError listing the known presets.
     """
@@ -117,16 +111,7 @@ def expansion(name: str, overrides: Mapping[str, str] = MappingProxyType({})) ->
         raise PresetError(
             f"algorithm.preset='{name}': expected one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}"
         )
-    left_out = {
-        *overrides,
-        *(
-            other
-            for key, value in overrides.items()
-            if value.lower() != "true"
-            for other in REPLACES.get(key, ())
-        ),
-    }
-    return {key: value for key, value in PRESETS[name].items() if key not in left_out}
+    return {key: value for key, value in PRESETS[name].items() if key not in overrides}
 
 
 def expand_presets(overrides: Sequence[str]) -> list[str]:

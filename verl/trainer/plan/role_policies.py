@@ -86,7 +86,7 @@ def output_dir(
     if not swapped:
         return run_dir
     if checkpoint is not None:
-        trainer.resume_mode, trainer.resume_from_path = "resume_path", str(checkpoint)
+        trainer.resume_mode = str(checkpoint)
     elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(

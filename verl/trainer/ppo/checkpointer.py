@@ -249,8 +249,7 @@ class Checkpointer:
         # An error of the search must not hide the one that ends the run.
         with suppress(CheckpointError, OSError):
             resumed = find_checkpoint(self.config.trainer, self.store)
-        # The same command may continue from another folder, or anew: with `trainer.resume_mode`
-        # resume_path or disable.
+        # The same command may continue from another folder, or anew, by `trainer.resume_mode`.
         how = (
             "the same command continues from it"
             if resumed == self._saved_in

@@ -33,7 +33,7 @@ def need_critic(config: RunConfig) -> bool:
 
 def critic_signature(critic: CriticConfig, plan: RunPlan) -> dict[str, Any]:
     """Return the part that a checkpoint must match: the worker groups with a critic, and
-    `critic.view`.
+    the input of the critics.
     """
     groups = sorted(plan.critics)
     return {"wg_ids": groups, "view": critic.view} if groups else {}
@@ -68,7 +68,7 @@ def _of_agents(batch: DataProto, agents: Collection[str]) -> np.ndarray:
 
 
 def critic_rows(batch: DataProto, agents: Collection[str]) -> DataProto:
-    """Return the input of the critics: the batch, with `critic_prompts` (`critic.view=joint`)
+    """Return the input of the critics: the batch, with `critic_prompts` (`critic.joint_prompt_length`)
     instead of prompts if there are any.
 
     Rows of agents without values become padding rows (empty `response_mask`).

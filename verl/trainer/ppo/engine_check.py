@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 # Tokens of the prompts and of each reply.
 PROMPTS = (5, 12, 24, 32)
 REPLY = 8
-WITHOUT = "trainer.check_engines=false trains without this check"
+WITHOUT = "trainer.checks=[memory] trains without this check"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class EngineCheck:
     def __init__(self, team: TeamWorkers, updated: bool) -> None:
         self._team = team
         self._updated = updated
-        self._groups = list(team.policies) if team.config.trainer.check_engines else []
+        self._groups = list(team.policies) if "engines" in team.config.trainer.checks else []
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
         self._seconds = 0.0

@@ -107,7 +107,7 @@ class GapWatch:
         logs = sorted({f"logs/engine-{self._team.learners[policy].wg_id}.log" for policy in wrong})
         logger.warning(
             "step %d trains on samples of other policies: engine and trainer disagree on samples "
-            "of the current weights: %s. See %s, trainer.check_engines, "
+            "of the current weights: %s. See %s, trainer.checks, "
             "actor_rollout_ref.rollout.dtype and rollout.name; algorithm.rollout_correction limits "
             "what it does to the updates (said again in %d steps at the earliest)",
             step,

@@ -362,7 +362,7 @@ class TeamWorkers:
         """Return the meta_info of a call that is recorded, see `TeamTraces.meta`: under the first of
         these learners that is.
         """
-        if self.config.global_profiler.tool is None:
+        if not self.config.global_profiler.steps:
             return {}
         from verl.trainer.ppo.traces import TeamTraces  # of this key alone
 
@@ -427,11 +427,7 @@ class TeamWorkers:
             present = set(part.batch.keys())
             sub = part.select(batch_keys=[c for c in columns if c in present], non_tensor_batch_keys=[])
             sub, padding = pad_zero_weight(sub, ranks)
-            order = (
-                balance_order(sub, ranks, trained.use_prefix_grouper)
-                if self.config.trainer.balance_batch
-                else np.arange(len(sub))
-            )
+            order = balance_order(sub, ranks, trained.use_prefix_grouper)
             if len(parts) > 1:
                 sub.batch["adapter_index"] = torch.full((len(sub),), number)
             orders.append((order, padding))

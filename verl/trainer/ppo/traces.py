@@ -10,7 +10,7 @@ from typing import Any
 
 from verl.protocol import DataProto
 from verl.trainer.config import CriticConfig, GlobalProfilerConfig, TrainerConfig
-from verl.trainer.config.profiler import ProfilerConfig
+from verl.trainer.config.profiler import ALL, ProfilerConfig
 from verl.trainer.plan.derived_values import run_dir_of
 from verl.trainer.plan.placement import Placement
 
@@ -22,17 +22,11 @@ def recorded_steps(config: GlobalProfilerConfig, step: int) -> str:
     """Return the name of the steps that share a trace with `step`, such as `step2` or `step2-4`;
     empty if it is not recorded.
     """
-    steps = set(config.steps or ())
-    if config.tool is None or step not in steps:
-        return ""
-    first = step
-    last = step
-    if config.profile_continuous_steps:
-        while first - 1 in steps:
-            first -= 1
-        while last + 1 in steps:
-            last += 1
-    return f"step{first}" if first == last else f"step{first}-{last}"
+    for item in config.steps or ():
+        steps = item if isinstance(item, list) else [item]
+        if step in steps:
+            return f"step{steps[0]}" if len(steps) == 1 else f"step{steps[0]}-{steps[-1]}"
+    return ""
 
 
 class TeamTraces:
@@ -67,11 +61,11 @@ class TeamTraces:
         """
         steps = batch.meta_info.get(RECORDED)
         config: ProfilerConfig = self.critic if critic else self.policies[name]
-        if not steps or not config.enable:
+        if not steps or not config.ranks:
             return {}
         from verl.workers.profiler import META, Trace  # of steps that are recorded
 
-        ranks = None if config.all_ranks else tuple(config.ranks) or (0,)
+        ranks = None if config.ranks == ALL else tuple(config.ranks)
         return {
             META: Trace(
                 str(self.folder / f"{steps}_{'critic' if critic else 'policy'}_{name}"),

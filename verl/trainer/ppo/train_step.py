@@ -59,7 +59,7 @@ class StepTrainer:
             step: that trains on them.
             timer: of the step.
         """
-        if self.config.global_profiler.tool is not None:
+        if self.config.global_profiler.steps:
             from verl.trainer.ppo.traces import RECORDED, recorded_steps  # of this key alone
 
             if steps := recorded_steps(self.config.global_profiler, step):

@@ -38,11 +38,8 @@ class Schedule:
     @property
     def warmup_steps(self) -> int:
         """Number of steps of linear warm-up."""
-        if self.config.lr_warmup_steps >= 0:
-            return self.config.lr_warmup_steps
-        if self.config.lr_warmup_steps_ratio == 0:
-            return 0
-        return int(self.config.lr_warmup_steps_ratio * self._total())
+        steps = self.config.lr_warmup_steps
+        return int(steps * self._total() if 0 < steps < 1 else steps)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of update number `step`, counted from 0."""
@@ -65,7 +62,7 @@ class Schedule:
         if total < 1:
             raise ValueError(
                 f"optim.lr_scheduler_type={self.config.lr_scheduler_type} with "
-                f"lr_warmup_steps_ratio={self.config.lr_warmup_steps_ratio} needs the total steps: "
+                f"lr_warmup_steps={self.config.lr_warmup_steps:g} needs the total steps: "
                 "call set_total_training_steps or set total_training_steps"
             )
         return total

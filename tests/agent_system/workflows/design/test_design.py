@@ -124,7 +124,7 @@ async def test_the_price_is_paid_by_the_team_or_by_the_designer(
 ) -> None:
     path = "agent_system.workflows.design.reward"
     kwargs = {"price": 0.01, "agent": agent}
-    reward = RewardConfig(custom_reward_function=CustomRewardFunctionConfig(path, "priced", kwargs))
+    reward = RewardConfig(custom_reward_function=CustomRewardFunctionConfig(f"{path}:priced", kwargs))
     result = await make_designed([ALONE], reward=reward).collect(TASKS[:1], 1, step=1)
     tokens = sum(s.response_tokens for s in result.episodes[0].samples)
     scale = tokens / 9

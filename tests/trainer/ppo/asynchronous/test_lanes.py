@@ -45,7 +45,7 @@ EACH = [["a"], ["b"], ["c"]]
         ({"group_by": ["traj_uid", "agent_id", "turn", "call"]}, EACH),
         ({"group_by": ["uid", "policy_id"], "adv_estimator": "rloo"}, EACH),
         ({"group_by": ["uid"]}, ONE),
-        ({"group_by_agent_id": False}, ONE),
+        ({"group_by": ["uid"]}, ONE),
         ({"adv_estimator": "gae"}, EACH),
         ({"adv_estimator": "remax"}, EACH),
         ({"adv_estimator": "reinforce_plus_plus"}, EACH),

@@ -158,7 +158,8 @@ def configured(filtered: bool, **keys: Any) -> RunConfig:
     config.async_training.mode, config.async_training.staleness_threshold = "fully_async", 0.0
     for name, value in keys.items():
         setattr(config.async_training, name, value)
-    config.algorithm.filter_groups.enable, config.algorithm.filter_groups.max_num_gen_batches = filtered, 1
+    config.algorithm.filter_groups.metric = "seq_reward" if filtered else None
+    config.algorithm.filter_groups.max_num_gen_batches = 1
     return config
 
 

@@ -80,10 +80,9 @@ def test_grouped_by_task_trajectories_are_compared() -> None:
     # Task a: means 0.75 and 0.25 differ. Task c: 0.5 and 0.5 are equal although the samples are not.
     rows = [*ROWS[:4], ("c", 0, "S", 1.0), ("c", 0, "V", 0.0), ("c", 1, "S", 0.0), ("c", 1, "V", 1.0)]
     assert (
-        signal_rows(make_batch(rows), AlgorithmConfig(group_by_agent_id=False)).tolist()
-        == [True] * 4 + [False] * 4
+        signal_rows(make_batch(rows), AlgorithmConfig(group_by=["uid"])).tolist() == [True] * 4 + [False] * 4
     )
-    over_samples = AlgorithmConfig(group_by_agent_id=False, statistics_over="samples")
+    over_samples = AlgorithmConfig(group_by=["uid"], statistics_over="samples")
     assert signal_rows(make_batch(rows), over_samples).all()
 
 
@@ -144,7 +143,7 @@ def test_trajectories_are_weighed_as_the_advantage_weighs_them() -> None:
         ("a", 1, "S", 0.5),
         ("a", 1, "V", 0.25),
     ]
-    keys = {"group_by_agent_id": False}
+    keys = {"group_by": ["uid"]}
     assert signal_rows(make_batch(rows), AlgorithmConfig(**keys)).all()
     assert not signal_rows(make_batch(rows), AlgorithmConfig(**keys, call_weighting="trajectory")).any()
 
@@ -172,7 +171,7 @@ def test_m_grpo_is_filtered_by_the_main_agents_episodes_and_the_sub_agents_calls
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=12, max_size=12),
     keys=st.sampled_from(
-        [{}, {"group_by_agent_id": False}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]
+        [{}, {"group_by": ["uid"]}, {"group_by": ["uid", "agent_id", "turn"]}, {"singleton": "raw"}]
     ),
     estimator=st.sampled_from(["grpo", "rloo", "opo", "m_grpo"]),
 )
@@ -223,7 +222,7 @@ def draw(pay: Mapping[int, Sequence[float]], batch_size: int, **rule: Any) -> tu
     config = RunConfig()
     config.data.train_batch_size = batch_size
     config.env.rollout.n = 2
-    config.algorithm.filter_groups.enable = True
+    config.algorithm.filter_groups.metric = "seq_reward"
     for name, value in rule.items():
         setattr(config.algorithm.filter_groups, name, value)
     loader = TaskLoader(range(len(pay)), batch_size, shuffle=False)
@@ -340,11 +339,11 @@ def test_when_nothing_differs_the_reason_is_given_with_the_episodes() -> None:
     [
         ({"filter_groups.metric": "acc"}, ["filter_groups.metric='acc'", "seq_reward"]),
         ({"filter_groups.max_num_gen_batches": -1}, ["max_num_gen_batches=-1", "at least 0"]),
-        ({"adv_estimator": "gae"}, ["filter_groups.enable", "adv_estimator=gae"]),
-        ({"adv_estimator": "remax"}, ["filter_groups.enable", "adv_estimator=remax"]),
+        ({"adv_estimator": "gae"}, ["filter_groups.metric=seq_reward", "adv_estimator=gae"]),
+        ({"adv_estimator": "remax"}, ["filter_groups.metric=seq_reward", "adv_estimator=remax"]),
         (
             {"adv_estimator": "reinforce_plus_plus"},
-            ["filter_groups.enable", "adv_estimator=reinforce_plus_plus"],
+            ["filter_groups.metric=seq_reward", "adv_estimator=reinforce_plus_plus"],
         ),
         (
             {"per_agent": {"Verifier Agent": {"adv_estimator": "rae"}}},
@@ -359,7 +358,7 @@ def test_what_contradicts_the_filter_is_refused_by_both_names(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
-    config.algorithm.filter_groups.enable = True
+    config.algorithm.filter_groups.metric = "seq_reward"
     for key, value in changes.items():
         section, _, leaf = key.rpartition(".")
         setattr(config.algorithm.filter_groups if section else config.algorithm, leaf, value)
@@ -374,10 +373,11 @@ def test_one_episode_a_task_is_refused_and_the_kl_in_the_reward_noted(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
-    config.algorithm.filter_groups.enable = config.algorithm.use_kl_in_reward = True
+    config.algorithm.filter_groups.metric = "seq_reward"
+    config.algorithm.kl_ctrl.kl_coef = 0.001
     with caplog.at_level(logging.WARNING):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
-    assert "use_kl_in_reward" in caplog.text
+    assert "kl_coef" in caplog.text
     config.env.rollout.n = 1
     with pytest.raises(ConfigError, match=r"env\.rollout\.n=1"):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
@@ -413,7 +413,7 @@ def test_what_the_filter_does_not_look_at_is_said(
 ) -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent"]
-    config.algorithm.filter_groups.enable, config.algorithm.adv_estimator = True, estimator
+    config.algorithm.filter_groups.metric, config.algorithm.adv_estimator = "seq_reward", estimator
     with caplog.at_level(logging.WARNING):
         check_filter_groups(config.algorithm, config.env, plan_of(config))
     assert learns in caplog.text and bool(caplog.text) == bool(learns)

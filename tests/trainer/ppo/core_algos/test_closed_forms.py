@@ -213,7 +213,7 @@ def test_optimal_token_baselines(dtype: torch.dtype, zero_tail: bool, weighted: 
 
 
 CONFIG = ActorConfig(
-    clip_ratio=0.2, clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_ratio_c=1.6, tau_pos=0.8, tau_neg=1.3,
+    clip_ratio_low=LOW, clip_ratio_high=HIGH, clip_ratio_c=1.6, tau_pos=0.8, tau_neg=1.3,
     policy_loss=PolicyLossConfig(clip_cov_ratio=0.2, clip_cov_lb=0.05, clip_cov_ub=1.5, kl_cov_ratio=0.3, ppo_kl_coef=0.7),
 )  # fmt: skip
 # (log-probs, the same as constants, old log-probs, advantages, mask, mode) -> loss. What a paper detaches is

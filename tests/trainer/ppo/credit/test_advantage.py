@@ -125,9 +125,9 @@ def test_statistics_over_trajectories_or_samples_is_a_choice() -> None:
 def test_rae_counts_a_role_once_an_episode_whatever_the_group_key() -> None:
     # S has (4 + 8) / 2 = 6 in the first episode, 12 in the second: b = 0.95^2 * 0 + (1 - 0.95^2) * 9, however
     # rows are grouped.
-    for group_by_agent_id in (True, False):
+    for group_by in (["uid", "agent_id"], ["uid"]):
         state: dict[str, Any] = {}
-        config = AlgorithmConfig(adv_estimator="rae", group_by_agent_id=group_by_agent_id)
+        config = AlgorithmConfig(adv_estimator="rae", group_by=group_by)
         compute_advantage(batch([4, 1, 8, 12, 3], **team()), "rae", config=config, state=state)
         assert state["rae"]["S"] == pytest.approx((1 - 0.95**2) * 9)
 

@@ -190,9 +190,7 @@ def test_the_gap_is_logged_while_the_policies_wait_for_their_critics(bypass: boo
 
 
 def test_the_kl_of_rejected_tokens_is_in_no_reward() -> None:
-    algorithm = AlgorithmConfig(
-        use_kl_in_reward=True, kl_ctrl=KLCtrlConfig(kl_coef=0.1), norm_adv_by_std_in_grpo=False
-    )
+    algorithm = AlgorithmConfig(kl_ctrl=KLCtrlConfig(kl_coef=0.1), norm_adv_by_std_in_grpo=False)
     team = ScriptedTeam(uses_reference=True)
     batch, metrics = score(
         team=team, algorithm=algorithm, rollout_rs="token_k1", rollout_rs_threshold="0.1_10.0"

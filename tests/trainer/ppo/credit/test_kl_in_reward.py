@@ -13,7 +13,7 @@ from verl.trainer.config import AlgorithmConfig, KLCtrlConfig
 from verl.trainer.ppo.core_algos import get_kl_controller
 from verl.trainer.ppo.credit.kl_in_reward import KLInReward
 
-ADAPTIVE = AlgorithmConfig(kl_ctrl=KLCtrlConfig(type="adaptive", kl_coef=0.1, horizon=10, target_kl=1.0))
+ADAPTIVE = AlgorithmConfig(kl_ctrl=KLCtrlConfig(kl_coef=0.1, horizon=10, target_kl=1.0))
 
 
 def make_batch(gap: list[float], policies: list[str], mask: list[list[int]]) -> DataProto:
@@ -79,16 +79,12 @@ def test_many_sequences_a_step_leave_the_coefficient_positive(horizon: int, sequ
     """The gain stops at 1, where a step changes the coefficient by a fifth; below it the formula is the
     source's.
     """
-    controller = get_kl_controller(
-        KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=horizon, target_kl=0.1)
-    )
+    controller = get_kl_controller(KLCtrlConfig(kl_coef=0.001, horizon=horizon, target_kl=0.1))
     values = []
     for current in (0.0, 0.0, 1.0):
         controller.update(current, sequences)
         values.append(controller.value)
     assert values == pytest.approx([0.0008, 0.00064, 0.000768])
-    half = get_kl_controller(
-        KLCtrlConfig(type="adaptive", kl_coef=0.001, horizon=2 * sequences, target_kl=0.1)
-    )
+    half = get_kl_controller(KLCtrlConfig(kl_coef=0.001, horizon=2 * sequences, target_kl=0.1))
     half.update(0.0, sequences)
     assert half.value == pytest.approx(0.0009)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verl.protocol import DataProto
-from verl.trainer.config import AlgorithmConfig
+from verl.trainer.config import AlgorithmConfig, KLCtrlConfig
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import compute_advantage
 from verl.trainer.ppo.credit.record import (
@@ -74,7 +74,7 @@ def test_what_only_some_runs_have_is_a_column_where_it_exists() -> None:
         token_level_rewards=scores - 0.25,
         values=torch.tensor([[1.0, 2.0, 3.0]]).expand(4, 3).clone(),
     )
-    columns = credit_columns(data, AlgorithmConfig(use_kl_in_reward=True))
+    columns = credit_columns(data, AlgorithmConfig(kl_ctrl=KLCtrlConfig(0.001)))
     # tokens that were rejected were sampled all the same
     assert columns["old_logp"] == [-3.0] * 4
     assert columns["entropy"] == [1.5, 2.0, 0.0, 2.0]

@@ -45,7 +45,7 @@ def test_dr_mas_compares_an_agent_with_itself_only() -> None:
 
 
 def test_grpo_by_task_averages_an_episode_first() -> None:
-    data = advantage([1.0, 3.0, 0.0, 0.0], group_by_agent_id=False)
+    data = advantage([1.0, 3.0, 0.0, 0.0], group_by=["uid"])
     assert data.batch["advantages"][:, 0].tolist() == [1.0, 1.0, -1.0, -1.0]
 
 

@@ -1,14 +1,13 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): train on groups in which rewards differ, and sample
 new tasks for the others.
 
-A group (`algorithm.group_by`) of equal rewards has advantage 0. With `algorithm.filter_groups.enable` such
+A group (`algorithm.group_by`) of equal rewards has advantage 0. With `algorithm.filter_groups.metric` such
 groups are dropped, and tasks are sampled until `data.train_batch_size` tasks have a signal. A task has a
 signal if one of its groups has one.
 
     keep group g  if  max_(i in g) r_i > min_(i in g) r_i
 
-Keys: `algorithm.filter_groups.enable`, `algorithm.filter_groups.metric`,
-`algorithm.filter_groups.max_num_gen_batches`.
+Keys: `algorithm.filter_groups.metric`, `algorithm.filter_groups.max_num_gen_batches`.
 Use when: many tasks are always or never solved, so that much of a batch has no gradient and its size varies.
 Fails when: sampling dominates the time: a step then costs several collections; or tasks are few: they run
 out.
@@ -235,5 +234,5 @@ def _no_signal(algorithm: AlgorithmConfig, collections: int, result: EpisodeBatc
         f"{algorithm.filter_groups.metric} differs within no group of "
         f"{len({e.uid for e in result.episodes})} tasks ({collections} collections), so that every "
         f"advantage is 0; mean team reward: {mean}. The tasks are too easy or too hard for this "
-        "team: use others, raise env.rollout.n, or turn algorithm.filter_groups.enable off"
+        "team: use others, raise env.rollout.n, or set algorithm.filter_groups.metric=null"
     )

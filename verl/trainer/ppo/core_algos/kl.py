@@ -25,7 +25,7 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 
     A trailing `+` (`k1+`, ...) keeps the value and uses k2's gradient, which is unbiased.
 
-    Keys: `actor.use_kl_loss`, `actor.kl_loss_type`, `actor.kl_loss_coef`; `algorithm.use_kl_in_reward`,
+    Keys: `actor.kl_loss_coef`, `actor.kl_loss_type`; `algorithm.kl_ctrl.kl_coef`,
     `algorithm.kl_penalty`.
     Use when: the policy must stay near the reference: k3 in the loss (never negative, low variance), k1 in
     the reward (unbiased).
@@ -67,7 +67,7 @@ def compute_rewards(
     """Return `r_t - beta (log_prob - ref_log_prob)`: token rewards minus the KL penalty (arXiv 1909.08593,
     eq. 2), `[bsz, response_len]`.
 
-    Keys: `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`.
+    Keys: `algorithm.kl_ctrl.kl_coef`.
     Use when: the KL penalty should be part of token-level credit: token returns (reinforce_plus_plus, gae)
     contain it at its token.
     Fails when: the estimator reads the score of a whole reply: its KL is then a sum over tokens, and long
@@ -79,7 +79,7 @@ def compute_rewards(
 class FixedKLController:
     """Constant coefficient: `beta_(k+1) = beta_k` (the fixed penalty of arXiv 1707.06347, section 4).
 
-    Keys: `algorithm.kl_ctrl.type=fixed`, `algorithm.kl_ctrl.kl_coef`.
+    Keys: `algorithm.kl_ctrl.kl_coef`.
     Use when: in doubt, and whenever runs are compared.
     Fails when: the scale of rewards changes during a run: the relative strength of the penalty changes with
     it.
@@ -100,7 +100,7 @@ class AdaptiveKLController:
     The gain `n / horizon` is at most 1, so that a step changes beta by at most a fifth: with a gain above 5,
     a step below the target would make beta negative. Every policy has its own controller.
 
-    Keys: `algorithm.kl_ctrl.type=adaptive`, `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`,
+    Keys: `algorithm.kl_ctrl.kl_coef`, `algorithm.kl_ctrl.target_kl`,
     `algorithm.kl_ctrl.horizon`.
     Use when: the allowed KL is known, but not the coefficient that keeps it.
     Fails when: the horizon is as short as the sequences of a step: the coefficient oscillates; or long: it

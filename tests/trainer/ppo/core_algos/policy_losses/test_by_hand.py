@@ -189,7 +189,9 @@ def test_dppo_kl_masks_by_the_binary_kl() -> None:
     Where p moved the way that A < 0 does not push, it stays: A = -1, .5 -> .8.
     """
     logs = [[math.log(0.5)] * 3], [[math.log(0.8), math.log(0.6), math.log(0.8)]]
-    loss, gradient, metrics = run("dppo_kl", *logs, [[1.0, 1.0, -1.0]], ActorConfig(clip_ratio=0.1))
+    loss, gradient, metrics = run(
+        "dppo_kl", *logs, [[1.0, 1.0, -1.0]], ActorConfig(clip_ratio_low=0.1, clip_ratio_high=0.1)
+    )
     assert loss == pytest.approx((-1.2 * math.log(0.6) + 1.6 * math.log(0.8)) / 3, rel=1e-5)
     assert gradient == [[0.0, pytest.approx(-0.4), pytest.approx(1.6 / 3)]]
     assert metrics["actor/pg_clipfrac"] == pytest.approx(1 / 3)

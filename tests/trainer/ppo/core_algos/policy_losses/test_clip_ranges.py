@@ -20,9 +20,7 @@ def per_row(
     """Loss of each one-token row, and whether its log-prob has a gradient; `old` and `new` are
     probabilities.
     """
-    config = ActorConfig(
-        **{"clip_ratio": 9.0, "clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": 20.0} | keys
-    )
+    config = ActorConfig(**{"clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": 20.0} | keys)
     losses, moves = [], []
     for before, after, advantage in zip(old, new, advantages, strict=True):
         log_prob = torch.tensor([[math.log(after)]], requires_grad=True)

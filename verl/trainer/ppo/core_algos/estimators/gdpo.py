@@ -48,7 +48,6 @@ def compute_gdpo_outcome_advantage(
     this reason remain exactly 0 after the whitening.
 
     Keys: `algorithm.gdpo_reward_keys`, `gdpo_reward_weights`, `norm_adv_by_std_in_grpo`, `group_by`,
-    `group_by_agent_id`,
         `statistics_over`, `call_weighting`, `singleton`.
     Use when: several rewards differ in scale or frequency (format and accuracy, team and local).
     Fails when: a penalty or the KL must be included: only the named columns are read, not the token rewards.

@@ -54,7 +54,7 @@ def compute_gigpo_outcome_advantage(
     `std + epsilon`, unbiased (`mean_std_norm`). Both terms are 0 in a group of one (`config.singleton="raw"`:
     the episode term is its score, the step term still 0), and exactly 0 in a group of equal values.
 
-    Keys: `algorithm.gigpo.*`, `gamma`, `group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`,
+    Keys: `algorithm.gigpo.*`, `gamma`, `group_by`, `statistics_over`, `call_weighting`,
     `singleton`.
     Use when: episodes are long, and the same states occur in several episodes of a group.
     Fails when: states never recur (long free-form histories in the observation): it is then GRPO.

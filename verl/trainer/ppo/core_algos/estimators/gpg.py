@@ -41,7 +41,7 @@ def compute_gpg_outcome_advantage(
     Rows are those of the row's policy. A group of one has advantage 0 (`config.singleton="raw"`:
     `alpha s / f_norm`); a group of equal scores exactly 0.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.group_by`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: many scores of a batch are 0, and the step size should not depend on their number.
     Fails when: nearly all scores are 0: alpha is then large and determined by a few rows.
 

@@ -29,7 +29,7 @@ def compute_grpo_outcome_advantage(
     (arXiv 2602.08847). A group of one has advantage 0 (`config.singleton="raw"`: its score), a group of equal
     scores exactly 0; rows with an empty mask are excluded from statistics.
 
-    Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `group_by_agent_id`, `statistics_over`,
+    Keys: `algorithm.norm_adv_by_std_in_grpo`, `group_by`, `statistics_over`,
     `call_weighting`, `singleton`.
     Use when: several replies to the same prompt can be sampled, each with one score.
     Fails when: most groups have equal scores; or, with the division, when the differences within a group are

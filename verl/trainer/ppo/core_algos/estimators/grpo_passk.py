@@ -37,7 +37,7 @@ def compute_grpo_passk_outcome_advantage(
     Optionally divided by `std_g + epsilon` (unbiased). If the two best scores are equal, all advantages are
     0. A group of one has advantage 0 (`config.singleton="raw"`: its score); verl refuses such a group.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `norm_adv_by_std_in_grpo`,
+    Keys: `algorithm.group_by`, `statistics_over`, `norm_adv_by_std_in_grpo`,
     `singleton`.
     Use when: k replies are sampled and one good reply is enough (the metric is pass@k).
     Fails when: rewards are 0/1 and two replies of a group succeed: its advantages are 0, so the signal

@@ -34,7 +34,7 @@ def compute_opo_outcome_advantage(
 
     A group of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.group_by`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: training is strictly on-policy and replies of a group differ in length.
     Fails when: a few very long replies of a group dominate its baseline.
 

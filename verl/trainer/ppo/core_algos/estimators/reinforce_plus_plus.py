@@ -91,7 +91,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     Rows of a group of one (with `config.singleton="raw"` their value is their score) or of equal scores are 0
     in the whitening, and are set to exactly 0 after it, since whitening shifts the mean.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.group_by`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and their own standard deviation is noisy; that of the batch is more stable.
     Fails when: reply lengths differ much: long replies dominate the mean over tokens.
 

@@ -29,7 +29,7 @@ def compute_rloo_outcome_advantage(
     With weights the baseline is the weighted mean of the others, `A_i = (s_i - mean) W / (W - w_i)`. A group
     of one has advantage 0 (`config.singleton="raw"`: its score); a group of equal scores exactly 0.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `statistics_over`, `call_weighting`, `singleton`.
+    Keys: `algorithm.group_by`, `statistics_over`, `call_weighting`, `singleton`.
     Use when: groups are small and an unbiased gradient matters more than its scale.
     Fails when: the scale of rewards differs between groups, since they are not normalized.
 

@@ -39,7 +39,7 @@ def compute_optimal_token_baseline_advantage(
     of equal reward to go, and in a group with the same reward to go at every token (for example, equal
     outcome rewards); replies with equal total rewards at different tokens are compared.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
+    Keys: `algorithm.group_by`, `singleton`.
     Use when: replies are long and the variance of the gradient grows along them; needs the policy's
     `sum_pi_squared`.
     Fails when: groups are small: the baseline of a column is then determined by the few replies of that
@@ -87,7 +87,7 @@ def compute_multi_turn_optimal_token_baseline_advantage(
     `A_n = G_n - sum_g(G_n W_n) / (sum_g(W_n) + epsilon)`, n the index among a reply's unmasked tokens:
     replies with masked tool output are compared by their generated tokens.
 
-    Keys: `algorithm.group_by`, `group_by_agent_id`, `singleton`.
+    Keys: `algorithm.group_by`, `singleton`.
     Use when: replies contain masked tokens in between (tool output).
     Fails when: as the single-turn form.
 

@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
 )
 
 
-@register_policy_loss("cispo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+@register_policy_loss("cispo", reads=("clip_ratio_low", "clip_ratio_high"))
 def compute_policy_loss_cispo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -33,7 +33,7 @@ def compute_policy_loss_cispo(
 
     Every token keeps its gradient; the clip only bounds its weight.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper has no lower bound
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper has no lower bound
     (`clip_ratio_low=1`).
     Use when: PPO clips rare but important tokens (reflections, branching points of the reasoning).
     Fails when: samples are so old that clipped weights differ much from the true ones; there is no trust

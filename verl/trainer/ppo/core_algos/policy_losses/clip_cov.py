@@ -51,7 +51,6 @@ def clip_cov_share(mini: MiniBatch, config: LossConfig | None) -> dict[str, torc
 @register_policy_loss(
     "clip_cov",
     reads=(
-        "clip_ratio",
         "clip_ratio_low",
         "clip_ratio_high",
         "policy_loss.clip_cov_ratio",
@@ -81,7 +80,7 @@ def compute_policy_loss_clip_cov(
     are over the mini-batch, which needs an additional forward pass.
 
     Keys: `actor.policy_loss.clip_cov_ratio`, `actor.policy_loss.clip_cov_lb`,
-    `actor.policy_loss.clip_cov_ub`, `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`.
+    `actor.policy_loss.clip_cov_ub`, `actor.clip_ratio_low`, `actor.clip_ratio_high`.
     Use when: entropy collapses early in long runs; plain PPO otherwise.
     Fails when: the band is empty (small advantages or confident policies): it is then PPO without dual clip.
 

@@ -61,8 +61,8 @@ def need_config(config: LossConfig | None, loss: str) -> Any:
 
 
 def clip_range(config: LossConfig | None, loss: str) -> tuple[float, float]:
-    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`, each `clip_ratio` unless set.
-    Raises ValueError without a config.
+    """Return `(low, high)`: `clip_ratio_low` and `clip_ratio_high`; of a config of verl, each
+    `clip_ratio` unless set. Raises ValueError without a config.
     """
     config = need_config(config, loss)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low

@@ -19,9 +19,7 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
 PROBABILITY_FLOOR = 1e-8
 
 
-@register_policy_loss(
-    "dppo_tv", "dppo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-)
+@register_policy_loss("dppo_tv", "dppo", reads=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_dppo_tv(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -40,7 +38,7 @@ def compute_policy_loss_dppo_tv(
     The ratio of a rare token may change a lot while the distribution hardly changes: it is kept, while PPO
     would clip it. `dppo` is this loss.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the probability
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the probability
     change; `actor.clip_ratio_c`: the maximum ratio c (paper: 20).
     Use when: PPO clips low-probability tokens, or the sampler's log-probs are inaccurate for them.
     Fails when: `clip_ratio_c` is dual clip's default of 3, which truncates many ratios and biases the
@@ -63,7 +61,7 @@ def compute_policy_loss_dppo_tv(
     )
 
 
-@register_policy_loss("dppo_kl", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+@register_policy_loss("dppo_kl", reads=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_dppo_kl(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -79,7 +77,7 @@ def compute_policy_loss_dppo_kl(
         M = [D <= high or p <= p_old] where A > 0, else [D <= low or p >= p_old]
         D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of D;
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of D;
     `actor.clip_ratio_c`: the maximum ratio.
     Use when: as `dppo_tv`, if changes near probability 0 or 1 should count more.
     Fails when: PPO's clip range of 0.2 is kept: as a bound of a KL it is hardly ever active.

@@ -23,7 +23,7 @@ WEIGHT_FLOOR = 1e-10
 @register_policy_loss(
     "geo_mean",
     "gmpo",
-    reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"),
+    reads=("clip_ratio_low", "clip_ratio_high"),
     averages="over replies, each by its geometric mean",
 )
 def compute_policy_loss_geo_mean(
@@ -41,7 +41,7 @@ def compute_policy_loss_geo_mean(
 
     A_i is the mean advantage of the reply's tokens; the loss is the mean of L_i over the replies.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the log-ratio (the
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`: bounds of the log-ratio (the
     paper's are 0.4).
     Use when: tokens with extreme ratios make `vanilla` unstable; the clip range may then be wide.
     Fails when: advantages differ within a reply (only their mean is used).

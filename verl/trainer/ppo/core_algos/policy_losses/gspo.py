@@ -20,9 +20,7 @@ from verl.trainer.ppo.core_algos.policy_losses.common import (
 LOG_SEQUENCE_RATIO_MAX = 10.0
 
 
-@register_policy_loss(
-    "gspo", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), averages="seq-mean-token-mean"
-)
+@register_policy_loss("gspo", reads=("clip_ratio_low", "clip_ratio_high"), averages="seq-mean-token-mean")
 def compute_policy_loss_gspo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -40,7 +38,7 @@ def compute_policy_loss_gspo(
     Every token of a reply has the same ratio, so that a reply is clipped as a whole; losses are averaged over
     the tokens of a reply, then over replies.
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper's ranges are small
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`; the paper's ranges are small
     (3e-4, 4e-4).
     Use when: replies are long or the model is a mixture of experts, so that ratios of single tokens are
     noisy.

@@ -49,7 +49,7 @@ class ClippedLoss:
         return ClippedLoss(losses, log_ratio, clipped > unclipped, (pessimistic > bound) & (advantages < 0))
 
 
-@register_policy_loss("vanilla", reads=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+@register_policy_loss("vanilla", reads=("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
 def compute_policy_loss_vanilla(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -66,7 +66,7 @@ def compute_policy_loss_vanilla(
     Where A < 0 the loss is at most `-clip_ratio_c A` (dual clip, arXiv 1912.09729). `low != high` is DAPO's
     clip-higher (arXiv 2503.14476).
 
-    Keys: `actor.clip_ratio`, `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.clip_ratio_c`.
+    Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.clip_ratio_c`.
     Use when: in doubt; it is the baseline for the other losses.
     Fails when: many updates reuse one batch (clipped tokens have no gradient), or long replies make token
     ratios noisy (see gspo).

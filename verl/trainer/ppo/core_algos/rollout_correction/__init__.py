@@ -55,13 +55,13 @@ M2PO
 Second-moment trust region (arXiv 2510.01161, Algorithm 1 and section 5.2): among tokens with `A > 0, x > 0` or `A < 0, x < 0`, which the
 update moves further away from the sampler, those with the largest `x^2` are masked until `mean(x^2) <= tau` over the remaining ones. All
 other tokens are kept and are not in the mean. Advantages are computed before this mask. The paper does not clip: widen
-`actor.clip_ratio` to follow it.
+`actor.clip_ratio_low` and `clip_ratio_high` to follow it.
 
 `x = old - mu` is computed once per step, before the first update, and the mask is used for all updates of the step: with several updates
 (`actor.ppo_mini_batch_size`, `actor.ppo_epochs`) the moment of the current policy, `mean((pi - mu)^2)`, which the paper bounds in each, can
 exceed tau. With `bypass_mode=true` the mask is computed before each update, with `x = pi - mu` of the current policy.
 
-Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio`.
+Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio_low`, `actor.clip_ratio_high`.
 Use when: samples are many updates old and clipping would remove most of them from the gradient.
 Fails when: all tokens differ in the same way (another precision): it then masks unnecessarily; use weights.
 """
