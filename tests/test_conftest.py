@@ -4,14 +4,17 @@ and marks.
 
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import needs_vllm
+from tests.forked import ForkServer, receive
 
 
 def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path) -> None:
@@ -87,6 +90,26 @@ def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, 
     assert plain.communicate(timeout=60) == ("False\n", "")
 
 
+def test_a_signal_that_comes_before_the_process_is_known_reaches_it(tmp_path: Path) -> None:
+    """And one that comes when it has ended does no harm."""
+    address = str(tmp_path / "socket")
+    ForkServer.write_client(SimpleNamespace(address=address), tmp_path / "python")  # type: ignore[arg-type]
+    with socket.socket(socket.AF_UNIX) as listener, subprocess.Popen(["sleep", "60"]) as program:
+        listener.bind(address)
+        listener.listen()
+        with subprocess.Popen([tmp_path / "python", "-m", "program"]) as client:
+            connection, _ = listener.accept()
+            for stream in receive(connection)[1]:
+                os.close(stream)
+            client.send_signal(signal.SIGTERM)
+            connection.sendall(f"{program.pid}\n".encode())
+            assert program.wait(60) == -signal.SIGTERM
+            client.send_signal(signal.SIGTERM)
+            connection.sendall(b"3\n")
+            assert client.wait(60) == 3
+        connection.close()
+
+
 @pytest.mark.ray
 def test_the_shared_cluster_is_idle_unless_a_test_leaves_something_there(ray_cluster: None) -> None:
     import ray
@@ -96,7 +119,7 @@ def test_the_shared_cluster_is_idle_unless_a_test_leaves_something_there(ray_clu
     class Left:
         pass
 
-    assert is_idle(within_s=20)
+    assert is_idle(within_s=60)
     left = ray.remote(Left).options(name="left", lifetime="detached").remote()
     assert not is_idle(within_s=0)
     ray.kill(left)

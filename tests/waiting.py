@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
-
-import pytest
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from verl.utils.loop_thread import frame_of
+
+if TYPE_CHECKING:  # processes of runs import this as well
+    import pytest
 
 T = TypeVar("T")
 # Seconds after which what a test waits for will not come.
@@ -69,7 +70,11 @@ def replace(path: Path, content: str | bytes, beside: Path) -> None:
     whole.replace(path)
 
 
-def send_signal(number: int) -> None:
+def _to_this_process(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def send_signal(number: int, send: Callable[[int], None] = _to_this_process) -> None:
     """Send this process a signal that a run handles (`StopRequest`), and return once it has been handled.
 
     Sent by another thread than the main one, a signal is handled when the main thread comes to it: what the
@@ -84,7 +89,7 @@ def send_signal(number: int) -> None:
 
     log.addFilter(tell)
     try:
-        os.kill(os.getpid(), number)
+        send(number)
         assert handled.wait(LIMIT_S), "no run handles the signal"
     finally:
         log.removeFilter(tell)
