@@ -71,23 +71,23 @@ def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, 
     for arguments in (("-m", "program", "7"), ("program.py", "7")):
         process = start(*arguments)
         first = str(tmp_path / "program.py") if "-m" in arguments else "program.py"
-        assert process.communicate(timeout=60) == (
+        assert process.communicate(timeout=240) == (
             f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\nthe end\n",
             "",
         )
         assert process.returncode == 7
     failed = start("-m", "program", "fail")
     assert (
-        failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
+        failed.communicate(timeout=240)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
     )
     for number in (signal.SIGTERM, signal.SIGKILL):
         waiting = start("-m", "program", "wait")
         assert waiting.stdout is not None and waiting.stdout.readline().startswith("__main__")
         waiting.send_signal(number)
-        waiting.communicate(timeout=60)  # its streams are closed: the process is gone, not only the client
+        waiting.communicate(timeout=240)  # its streams are closed: the process is gone, not only the client
         assert waiting.returncode == -number
     plain = start("-c", "import sys; print('torch' in sys.modules)")
-    assert plain.communicate(timeout=60) == ("False\n", "")
+    assert plain.communicate(timeout=240) == ("False\n", "")
 
 
 def test_a_signal_that_comes_before_the_process_is_known_reaches_it(tmp_path: Path) -> None:

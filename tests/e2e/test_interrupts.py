@@ -415,7 +415,7 @@ def cluster() -> Iterator[subprocess.Popen[str]]:
     yield host
     assert host.stdin is not None
     host.stdin.close()
-    host.wait(timeout=60)
+    host.wait(timeout=240)
 
 
 @pytest.fixture(scope="module")
