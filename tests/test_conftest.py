@@ -2,6 +2,7 @@
 and marks.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -108,6 +109,21 @@ def test_a_signal_that_comes_before_the_process_is_known_reaches_it(tmp_path: Pa
             connection.sendall(b"3\n")
             assert client.wait(60) == 3
         connection.close()
+
+
+@pytest.mark.parametrize("order", ["leaves", "finds"])
+def test_what_a_test_sets_for_its_process_ends_with_it(order: str) -> None:
+    """The first case leaves what the second one does not find."""
+    logger = logging.getLogger("verl.trainer.of_a_test")
+    if order == "leaves":
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        logger.setLevel(logging.ERROR)
+        logging.disable(logging.ERROR)
+        torch.set_default_dtype(torch.float64)
+        return
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert logger.level == logging.NOTSET and logging.root.manager.disable < logging.ERROR
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.ray
