@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -153,6 +154,9 @@ LONGEST = (
 # Tests that parse all sources, which one process does once.
 READ_SOURCES = ("tests/house/", "tests/docs/test_architecture.py")
 HAS_VLLM = find_spec("vllm") is not None
+# What commands and libraries set for their whole process, which is that of other tests here.
+OUR_LOGGERS = ("agent_system", "verl", "recipe", "benchmarks")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1)
 
 pytest.register_assert_rewrite("tests.agent_system.sandbox.arena")
 # With Python's own 700, collections are a fifth of the time in which modules are imported and tests
@@ -168,7 +172,16 @@ def _set_root_level(logger: logging.Logger, level: int | str) -> None:
         _SET_LEVEL(logger, level)
 
 
-_SET_LEVEL = logging.RootLogger.setLevel
+def _note_and_set_level(logger: logging.Logger, level: int | str) -> None:
+    """Note the level that a logger of ours has had since the test began."""
+    if logger.name.startswith(OUR_LOGGERS):
+        _levels_before.setdefault(logger, logger.level)
+    _SET_LEVEL(logger, level)
+
+
+_SET_LEVEL = logging.Logger.setLevel
+_levels_before: dict[logging.Logger, int] = {}
+logging.Logger.setLevel = _note_and_set_level  # type: ignore[method-assign]
 logging.RootLogger.setLevel = _set_root_level  # type: ignore[method-assign]
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -314,6 +327,29 @@ def is_idle(within_s: float) -> bool:
         time.sleep(0.1)
 
 
+@pytest.fixture(autouse=True)
+def _process_stays_as_it_was() -> Iterator[None]:
+    """Give the process its handlers of signals, levels of our loggers and default type of tensors back, so
+    that no test depends on what ran before it in this process.
+    """
+    _levels_before.clear()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    disabled = logging.root.manager.disable
+    dtype = torch.get_default_dtype() if (torch := sys.modules.get("torch")) else None
+    yield
+    for number, handler in handlers.items():
+        # None: it was not set from Python
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    for logger, level in list(_levels_before.items()):
+        if logger.level != level:
+            _SET_LEVEL(logger, level)
+    if logging.root.manager.disable != disabled:
+        logging.disable(disabled)
+    if torch is not None and torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+
+
 @pytest.fixture(scope="session")
 def _cluster_of_the_session() -> Iterator[None]:
     yield
@@ -342,7 +378,7 @@ def ray_cluster(forked_python: str, _cluster_of_the_session: None) -> Iterator[N
         }
         start_private_cluster(num_cpus=4, runtime_env={"py_executable": forked_python}, **options)
     yield
-    if ray.is_initialized() and not is_idle(within_s=20):
+    if ray.is_initialized() and not is_idle(within_s=60):
         ray.shutdown()
 
 

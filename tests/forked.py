@@ -53,10 +53,11 @@ POLL_S = 0.02
 # Runs without `site` and without anything of the project: about 20 ms.
 CLIENT = """#!PYTHON -IS
 import array, json, os, signal, socket, struct, sys
-
 arguments = sys.argv[1:]
 if not arguments or (arguments[0] != "-m" and arguments[0].startswith("-")):
     os.execv("PYTHON", ["PYTHON", *arguments])
+# those that come before the process is known wait for it
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 server = socket.socket(socket.AF_UNIX)
 server.connect("ADDRESS")
 told = {"executable": EXECUTABLE, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
@@ -66,8 +67,14 @@ server.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", 
 server.sendall(request)
 replies = server.makefile()
 pid = int(replies.readline() or 0)
+def pass_on(number, _):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it has just ended, and its status is on the way
 for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.signal(number, pass_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 status = int(replies.readline() or 1)
 if status < 0:
     if -status != signal.SIGKILL:

@@ -2,16 +2,20 @@
 and marks.
 """
 
+import logging
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import needs_vllm
+from tests.forked import ForkServer, receive
 
 
 def test_tiny_model_dir_loads_and_its_tokenizer_round_trips(tiny_model_dir: Path) -> None:
@@ -68,23 +72,58 @@ def test_a_forked_program_sees_and_leaves_what_python_would(forked_python: str, 
     for arguments in (("-m", "program", "7"), ("program.py", "7")):
         process = start(*arguments)
         first = str(tmp_path / "program.py") if "-m" in arguments else "program.py"
-        assert process.communicate(timeout=60) == (
+        assert process.communicate(timeout=240) == (
             f"__main__ {[first, '7']} {tmp_path} said {tmp_path} True\nthe end\n",
             "",
         )
         assert process.returncode == 7
     failed = start("-m", "program", "fail")
     assert (
-        failed.communicate(timeout=60)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
+        failed.communicate(timeout=240)[1].endswith("KeyError: 'of the program'\n") and failed.returncode == 1
     )
     for number in (signal.SIGTERM, signal.SIGKILL):
         waiting = start("-m", "program", "wait")
         assert waiting.stdout is not None and waiting.stdout.readline().startswith("__main__")
         waiting.send_signal(number)
-        waiting.communicate(timeout=60)  # its streams are closed: the process is gone, not only the client
+        waiting.communicate(timeout=240)  # its streams are closed: the process is gone, not only the client
         assert waiting.returncode == -number
     plain = start("-c", "import sys; print('torch' in sys.modules)")
-    assert plain.communicate(timeout=60) == ("False\n", "")
+    assert plain.communicate(timeout=240) == ("False\n", "")
+
+
+def test_a_signal_that_comes_before_the_process_is_known_reaches_it(tmp_path: Path) -> None:
+    """And one that comes when it has ended does no harm."""
+    address = str(tmp_path / "socket")
+    ForkServer.write_client(SimpleNamespace(address=address), tmp_path / "python")  # type: ignore[arg-type]
+    with socket.socket(socket.AF_UNIX) as listener, subprocess.Popen(["sleep", "60"]) as program:
+        listener.bind(address)
+        listener.listen()
+        with subprocess.Popen([tmp_path / "python", "-m", "program"]) as client:
+            connection, _ = listener.accept()
+            for stream in receive(connection)[1]:
+                os.close(stream)
+            client.send_signal(signal.SIGTERM)
+            connection.sendall(f"{program.pid}\n".encode())
+            assert program.wait(60) == -signal.SIGTERM
+            client.send_signal(signal.SIGTERM)
+            connection.sendall(b"3\n")
+            assert client.wait(60) == 3
+        connection.close()
+
+
+@pytest.mark.parametrize("order", ["leaves", "finds"])
+def test_what_a_test_sets_for_its_process_ends_with_it(order: str) -> None:
+    """The first case leaves what the second one does not find."""
+    logger = logging.getLogger("verl.trainer.of_a_test")
+    if order == "leaves":
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        logger.setLevel(logging.ERROR)
+        logging.disable(logging.ERROR)
+        torch.set_default_dtype(torch.float64)
+        return
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert logger.level == logging.NOTSET and logging.root.manager.disable < logging.ERROR
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.ray
@@ -96,7 +135,7 @@ def test_the_shared_cluster_is_idle_unless_a_test_leaves_something_there(ray_clu
     class Left:
         pass
 
-    assert is_idle(within_s=20)
+    assert is_idle(within_s=60)
     left = ray.remote(Left).options(name="left", lifetime="detached").remote()
     assert not is_idle(within_s=0)
     ray.kill(left)

@@ -180,6 +180,15 @@ class Browser:
         unlimited = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         self.command("Network.emulateNetworkConditions", offline=cut_off, **unlimited)
 
+    def leave(self) -> None:
+        """Leave the page for an empty one, and wait until it is there: a page that goes would answer for the
+        next one.
+        """
+        self.command("Page.navigate", url="about:blank")
+        self.wait("location.href === 'about:blank'")
+        self.problems.clear()
+        self.requests.clear()
+
     def open(self, page: str | Path, fragment: str = "", wait_s: float = 60.0) -> None:
         """Open a file or an address, and wait until a report there is drawn.
 
@@ -188,14 +197,12 @@ class Browser:
             fragment: what follows `#` in the address.
             wait_s: seconds after which BrowserError is raised.
         """
-        self.command("Page.navigate", url="about:blank")
-        self.problems.clear()
-        self.requests.clear()
+        self.leave()
         address = page if isinstance(page, str) and "://" in page else Path(page).absolute().as_uri()
         self.command("Page.navigate", url=f"{address}{fragment and '#'}{fragment}")
         self.wait("performance.getEntriesByName('report:painted').length > 0", wait_s)
 
-    def wait(self, condition: str, wait_s: float = 20.0) -> None:
+    def wait(self, condition: str, wait_s: float = 60.0) -> None:
         """Wait until a JavaScript expression is true.
 
         Raises:
@@ -211,8 +218,8 @@ class Browser:
         try:
             return bool(self.evaluate(condition))
         except BrowserError as error:
-            # While a page loads, the context of the expression may go away.
-            if "context" in str(error):
+            # While a page loads, the context of the expression may go away, with or without its process.
+            if "context" in str(error) or "navigated or closed" in str(error):
                 return False
             raise
 

@@ -23,6 +23,7 @@ from agent_system.thread_watch import ThreadWatch
 from agent_system.threads import DaemonExecutor, run_plain, watched
 from agent_system.tools.tool import make_tool
 from tests.house.source import ROOT
+from tests.waiting import wait_until
 from verl.utils.loop_thread import LoopThread
 
 
@@ -128,7 +129,7 @@ def test_an_alarm_may_repeat_and_reports_what_is_left() -> None:
         rung: list[float] = []
         signal.signal(signal.SIGALRM, lambda *_: rung.append(0.0))
         signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-        time.sleep(0.3)
+        wait_until(lambda: len(rung) >= 3)
         left, interval = signal.getitimer(signal.ITIMER_REAL)
         signal.alarm(5)
         return len(rung), left <= 0.02 == interval, signal.alarm(0)
@@ -237,7 +238,8 @@ async def other_task() -> int:
     return sum([await asyncio.sleep(0.001, 1) for _ in range(20)])
 
 
-async def cancelled() -> str:
+async def cancelled(begun: asyncio.Event) -> str:
+    begun.set()
     try:
         await asyncio.sleep(30)
     except asyncio.CancelledError:
@@ -278,8 +280,9 @@ def test_a_watched_coroutine_waits_fails_and_is_cancelled_as_another() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await watched(asyncio.sleep(30))
-        task = asyncio.ensure_future(watched(cancelled()))
-        await asyncio.sleep(0.01)
+        begun = asyncio.Event()
+        task = asyncio.ensure_future(watched(cancelled(begun)))
+        await begun.wait()
         task.cancel()
         return str(await task)
 

@@ -30,7 +30,7 @@ def pages() -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
     )
     names = listed.stdout.split() or [
         str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))

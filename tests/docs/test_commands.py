@@ -126,7 +126,7 @@ def asked_for(command: str, tmp_path: Path) -> tuple[list[str], RunConfig]:
     for folder in ("embedded", "data/gsm8k", "data/search_r1", "data/apps"):
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.parquet").touch()
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=240)
     overrides = (tmp_path / "asked").read_text().split("\0")[:-1]
     return overrides, compose_config(overrides)
 

@@ -25,7 +25,7 @@ def files() -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
     )
     names = listed.stdout.split() or [
         str(path.relative_to(ROOT))

@@ -4,9 +4,7 @@ mattered.
 
 import copy
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,6 @@ from agent_system.audit import main as audit
 from tests.e2e.conftest import Run
 from verl.protocol import DataProto
 from verl.trainer.ppo.credit.advantage import compute_advantage
-
-
-@pytest.fixture(autouse=True)
-def levels() -> Iterator[None]:
-    """The command silences loggers of its process, which is that of other tests here."""
-    loggers = [
-        logging.getLogger(name) for name in ("agent_system.rollout.player", "verl.trainer.ppo.core_algos")
-    ]
-    before = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-
 
 WORLD = '''
 """A world that pays for the last reply."""

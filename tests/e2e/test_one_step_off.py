@@ -4,7 +4,6 @@ is still exact.
 
 import asyncio
 import functools
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tests.docs.pages import anchors, pages
 from tests.e2e.conftest import Run, read_metrics, weights
 from tests.e2e.teams import ADAPTER, LEVELS, policies
 from tests.e2e.test_training import without_clock
+from tests.waiting import send_signal
 from verl.protocol import DataProto
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.ppo.collect.source import collect_step
@@ -119,7 +119,7 @@ def test_a_signal_in_the_update_keeps_the_samples_in_flight_and_the_resumed_run_
 
     def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            send_signal(signal.SIGTERM)
         return update(trainer, batch, step, *args)
 
     with monkeypatch.context() as patch:

@@ -252,6 +252,7 @@ def test_a_process_that_a_signal_ends_has_the_right_state(
 import os, signal, threading, time
 import my_flow_package
 from agent_system.registry import EnvRegistry
+from tests.waiting import send_signal
 
 SENT = threading.Lock()
 
@@ -266,7 +267,7 @@ class KilledWorld(my_flow_package.MyWorld):
             # once: a second signal would stop the run without a checkpoint
             if not SENT.acquire(blocking=False):
                 return super().reset(task)
-            os.kill(os.getpid(), signal.{number})
+            {"send_signal(signal.SIGTERM)" if number == "SIGTERM" else "os.kill(os.getpid(), signal.SIGKILL)"}
         return super().reset(task)
 """
     )

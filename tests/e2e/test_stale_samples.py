@@ -8,7 +8,6 @@ groups in progress.
 import functools
 import json
 import math
-import os
 import signal
 import threading
 import zlib
@@ -28,6 +27,7 @@ from tests.e2e.teams import LEVELS, Level, changes_of, check_versions, policies
 from tests.e2e.test_async_faults import FEW, QUICK
 from tests.e2e.test_fully_async import check_counts
 from tests.e2e.test_one_step_off import ONE_STEP_OFF, TREE
+from tests.waiting import send_signal
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX, GenerateRequest
 from verl.trainer.ppo.asynchronous.group_queue import Group, GroupQueue, GroupState
@@ -187,7 +187,7 @@ def stopped(train: Run, keys: Mapping[str, Any]) -> None:
     def signalled(trainer: StepTrainer, batch: DataProto, step: int, *args: Any) -> Any:
         if step - 1 == STOPPED and not sent.is_set():  # in the lane that is first
             sent.set()
-            os.kill(os.getpid(), signal.SIGTERM)
+            send_signal(signal.SIGTERM)
         return update(trainer, batch, step, *args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from agent_system.rollout.collector import Collector
 from tests.e2e.conftest import Run, read_metrics, weights
+from tests.waiting import send_signal
 from verl.trainer.ppo.collect.step_samples import NoSamplesError
 
 # Only every third task pays anything, so two of three have no signal.
@@ -107,7 +107,7 @@ def test_a_signal_between_two_collections_of_a_step_costs_no_task(
     async def stopped(self: Any, tasks: Any, n: int, *, step: int, attempt: int = 0, **rest: Any) -> Any:
         if (step, attempt) == (several, 1):
             monkeypatch.setattr(Collector, "collect", collect)
-            os.kill(os.getpid(), signal.SIGINT)
+            send_signal(signal.SIGINT)
         return await collect(self, tasks, n, step=step, attempt=attempt, **rest)
 
     monkeypatch.setattr(Collector, "collect", stopped)

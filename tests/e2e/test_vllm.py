@@ -89,7 +89,7 @@ def vllm(train: Run, wide_heads_model_dir: Path) -> Iterator[Callable[[dict[str,
         return train(VLLM | checked | changes)
 
     yield go
-    assert not psutil.wait_procs(engine_processes(), timeout=20)[1]
+    assert not psutil.wait_procs(engine_processes(), timeout=240)[1]
 
 
 def check_steps(run_dir: Path, moved: set[str], same: str = "") -> list[dict[str, Any]]:

@@ -176,7 +176,7 @@ def test_every_file_that_is_no_module_is_in_the_distribution(distribution: dict[
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_every_shell_script_parses_and_stops_on_errors(script: str) -> None:
-    assert subprocess.run(["bash", "-n", script], cwd=ROOT, timeout=10).returncode == 0
+    assert subprocess.run(["bash", "-n", script], cwd=ROOT, timeout=240).returncode == 0
     assert "set -euo pipefail" in (ROOT / script).read_text()
 
 

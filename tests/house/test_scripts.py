@@ -41,7 +41,7 @@ def make_checkout(folder: Path, pip_status: int = 0, other_version: bool = False
 
 def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=60
+        ["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=240
     )
 
 
@@ -108,7 +108,7 @@ def test_a_browser_is_installed_for_the_report_where_there_is_none(
         env={"PATH": str(tools)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     calls = (tmp_path / "apt.log").read_text() if (tmp_path / "apt.log").exists() else ""
@@ -151,13 +151,13 @@ def test_without_a_python_setup_says_what_to_install(tmp_path: Path) -> None:
         env={"PATH": str(tools)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.returncode != 0
     assert "no Python 3.11 or newer found" in result.stderr
     chosen = {"PATH": str(tools), "PYTHON": "/no/python"}
     result = subprocess.run(
-        ["bash", "scripts/setup.sh"], cwd=tmp_path, env=chosen, capture_output=True, text=True, timeout=60
+        ["bash", "scripts/setup.sh"], cwd=tmp_path, env=chosen, capture_output=True, text=True, timeout=240
     )
     assert "PYTHON=/no/python cannot be run" in result.stderr and result.returncode != 0
     assert not (tmp_path / ".venv").exists()
@@ -217,7 +217,7 @@ def test_each_mode_runs_its_checks_and_names_those_that_fail(
         env=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     said = (
         (tmp_path / "log")

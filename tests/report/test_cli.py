@@ -132,7 +132,7 @@ def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     done = subprocess.run(
         [sys.executable, "-m", "agent_system.launch.command", "report", "run", "--json"],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["file"] == "run/report.html" and (folder / "report.html").is_file()

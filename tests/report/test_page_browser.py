@@ -77,6 +77,8 @@ def test_episodes_are_filtered_opened_and_left_by_keyboard(browser: Browser, rep
         browser.press("Tab")
     for letter in "plan/tree":
         browser.press(letter)
+    # the field tells the page of the last letters a while after them, which closes an episode
+    browser.wait("report.state.text === 'plan/tree'")
     browser.wait("document.querySelector('.side [role=status]').textContent.startsWith('1 of')")
     assert browser.evaluate("document.activeElement.id") == "text", "the field keeps the focus"
     browser.press("Tab", "Enter")
@@ -183,6 +185,7 @@ def test_requests_are_a_tree_with_the_cause_where_tokens_were_rendered_anew(
     open_episode(browser, report, "gateway/trip")
     browser.evaluate("[...document.querySelectorAll('details')].forEach((e) => { e.open = true; })")
     browser.wait("document.querySelector('.tree li') !== null")
+    browser.wait("document.querySelector('.difference') !== null")
     assert browser.evaluate("document.querySelectorAll('.tree > ul > li').length") == 2
     nested = text_of(browser, ".tree > ul > li:first-child > ul")
     assert "rendered anew: template" in nested and "no client got it" in nested
@@ -338,6 +341,7 @@ def test_a_damaged_index_is_said_and_nothing_else_is_shown(
 ) -> None:
     text = report.read_text().replace('id="index">H4', 'id="index">AA')
     (tmp_path / "report.html").write_text(text)
+    browser.leave()
     browser.command("Page.navigate", url=(tmp_path / "report.html").as_uri())
     browser.wait("document.querySelector('main [role=alert]') !== null")
     assert "could not be read" in text_of(browser, "main")

@@ -12,6 +12,7 @@ from benchmarks.shared.browser import chromium
 from tests.house.source import ROOT
 from tests.report.pages import needs_chromium
 from tests.report.test_watch import PARTS, split_run
+from tests.waiting import replace
 
 pytestmark = needs_chromium
 
@@ -38,7 +39,7 @@ def test_new_steps_arrive_without_a_reload_and_texts_are_fetched_when_they_are_o
         assert before > 0 and browser.evaluate("report.run().steps.at(-1)") == 2
         loaded = len(browser.requests)
         for name, content in later.items():
-            (folder / name).write_bytes(content)
+            replace(folder / name, content, tmp_path)
         with (folder / "metrics.jsonl").open("a") as file:
             file.write("".join(lines[3:]))
         browser.wait(f"report.listed.length > {before}")
@@ -72,13 +73,13 @@ def test_the_list_grows_beside_an_open_episode_whose_credit_comes_later(tmp_path
         browser.evaluate("document.getElementById('detail').dataset.opened = 'yes'")
         for name in PARTS[1:]:
             if not name.startswith("credit"):
-                (folder / name).write_bytes(later[name])
+                replace(folder / name, later[name], tmp_path)
         browser.wait(f"report.listed.length > {count}")
         status = "document.querySelector('.side [role=status]').textContent"
-        assert browser.evaluate(status).startswith(f"{browser.evaluate('report.listed.length')} of")
+        assert browser.evaluate(f"{status}.startsWith(`${{report.listed.length}} of`)")
         assert browser.evaluate("document.getElementById('detail').dataset.opened") == "yes"
         for name in PARTS[1:]:
             if name.startswith("credit"):
-                (folder / name).write_bytes(later[name])
+                replace(folder / name, later[name], tmp_path)
         browser.wait("document.getElementById('detail').dataset.opened === undefined")
         assert browser.problems == []

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ import pytest
 
 from tests.house.source import ROOT
 from tests.report.reading import column, data_of, small_run
+from tests.waiting import replace, settle, until
+from verl.report import watch
 from verl.report.folder import ReportError
 from verl.report.live import LiveReport
 from verl.report.watch import HEADERS, WatchServer
@@ -38,7 +41,7 @@ async def watched(folder: Path) -> AsyncIterator[tuple[str, aiohttp.ClientSessio
 
 
 async def next_event(stream: aiohttp.ClientResponse) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for line in stream.content:
             if line.startswith(b"data: "):
                 return json.loads(line[6:])
@@ -46,7 +49,11 @@ async def next_event(stream: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def split_run(tmp_path: Path) -> tuple[Path, dict[str, bytes], list[str]]:
-    """A run after two of its three steps; the files of the third one, and its lines of metrics."""
+    """A run after two of its three steps; the files of the third one, and its lines of metrics.
+
+    Who looks at the run while a test writes to it must see a file whole (`replace`), or one more piece of it
+    (a single `write` that appends).
+    """
     folder = small_run(tmp_path / "run", steps=3, val_every=1)
     later = {name: (folder / name).read_bytes() for name in PARTS}
     for name in PARTS:
@@ -90,7 +97,7 @@ async def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
             assert (
                 stream.content_type == "text/event-stream" and HEADERS.items() <= dict(stream.headers).items()
             )
-            (folder / PARTS[0]).write_bytes(later[PARTS[0]])
+            replace(folder / PARTS[0], later[PARTS[0]], tmp_path)
             event = await next_event(stream)
             assert {"episodes", "calls", "files"} <= set(event["changed"]) and "metrics" not in event[
                 "changed"
@@ -100,7 +107,8 @@ async def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(lines[3][:20])
             assert "damaged" in (await next_event(stream))["changed"]
-            (folder / "metrics.jsonl").write_text("".join(lines))
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write("".join(lines[3:])[20:])
             event = await next_event(stream)
             assert {"metrics", "steps"} <= set(event["changed"])
             row = json.loads(lines[3]) | {"val-core/toy/acc/mean@1": 0.5}
@@ -122,14 +130,65 @@ async def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
         ]
 
 
+class Reader:
+    """A browser that takes its time over each event: the run changes `most` times meanwhile."""
+
+    def __init__(self, server: WatchServer, most: int) -> None:
+        self.server, self.most, self.versions = server, most, list[int]()
+
+    async def write(self, data: bytes) -> None:
+        if not data.startswith(b"data: "):
+            return
+        self.versions.append(json.loads(data[6:])["version"])
+        if len(self.versions) <= self.most:
+            self.server.report.version += 1
+            async with self.server._changed:
+                self.server._changed.notify_all()
+        else:
+            self.server._closing = True
+
+
+async def test_what_changes_while_an_event_is_written_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_ALIVE_S", 600.0)
+    server = WatchServer(LiveReport(small_run(tmp_path / "run")))
+    reader: Any = Reader(server, most=2)
+    async with asyncio.timeout(60):
+        await server._send_events(reader, server.report.version - 1)
+    assert reader.versions == [1, 2, 3]
+
+
+async def test_an_event_waits_for_the_look_that_is_in_progress(tmp_path: Path) -> None:
+    """Else it would tell of a version without what has changed in it, and no later one would."""
+    folder, later, _ = split_run(tmp_path)
+    report, inside, go_on = LiveReport(folder), threading.Event(), threading.Event()
+
+    class History(list[set[str]]):
+        def append(self, changed: set[str]) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            super().append(changed)
+
+    report._history = History(report._history)
+    version, server = report.version, WatchServer(report, poll_s=0.02)
+    async with server.running(0) as address, aiohttp.ClientSession() as client:
+        replace(folder / PARTS[1], later[PARTS[1]], tmp_path)
+        await until(inside.is_set)
+        async with client.get(f"{address}events?since={version}") as stream:
+            event = asyncio.create_task(next_event(stream))
+            await settle()
+            assert not event.done()
+            go_on.set()
+            assert "credit" in (await event)["changed"]
+
+
 async def test_what_changed_before_the_stream_was_opened_is_told(tmp_path: Path) -> None:
     folder, later, _ = split_run(tmp_path)
     async with watched(folder) as (address, client, report):
         version = report.version
-        (folder / PARTS[1]).write_bytes(later[PARTS[1]])
-        async with asyncio.timeout(20):
-            while report.version == version:
-                await asyncio.sleep(0.01)
+        replace(folder / PARTS[1], later[PARTS[1]], tmp_path)
+        await until(lambda: report.version != version)
         async with client.get(f"{address}events?since={version}") as stream:
             assert "credit" in (await next_event(stream))["changed"]
 
@@ -228,17 +287,11 @@ async def test_a_folder_that_goes_away_does_not_end_the_server(tmp_path: Path) -
     async with watched(folder) as (address, client, report):
         version = report.version
         folder.rename(tmp_path / "moved")
-        async with asyncio.timeout(20):
-            while report.version == version:
-                await asyncio.sleep(0.01)
+        await until(lambda: report.version != version)
         async with client.get(f"{address}chunk/0") as response:
             assert response.status == 404
         (tmp_path / "moved").rename(folder)
-        version = report.version
-        async with asyncio.timeout(20):
-            while report.version == version:
-                await asyncio.sleep(0.01)
-        assert report.run["steps"] == [0, 1, 2]
+        await until(lambda: report.run["steps"] == [0, 1, 2])
 
 
 async def test_an_error_of_one_look_does_not_end_the_others(
@@ -252,9 +305,7 @@ async def test_an_error_of_one_look_does_not_end_the_others(
             raise ValueError("no number")
 
         monkeypatch.setattr(report, "refresh", refresh)
-        async with asyncio.timeout(20):
-            while len(looks) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(looks) >= 3)
     assert caplog.messages == ["the run cannot be read: ValueError: no number"]
 
 

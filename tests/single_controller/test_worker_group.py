@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import ray
 import torch
 
+from tests.waiting import wait_until
 from verl import DataProto
 from verl.protocol import DataProtoFuture
 from verl.single_controller.base import ClassWithInitArgs, Worker, WorkerDiedError, WorkerGroup
@@ -91,7 +93,7 @@ class Adder(Worker):
     def die_or_wait(self) -> None:
         if self.rank == self.world_size - 1:
             os._exit(1)
-        time.sleep(60)
+        time.sleep(240)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def lose_a_peer(self, dies_after_s: float) -> None:
@@ -111,8 +113,9 @@ class Adder(Worker):
         return float(value.sum()) + self.offset
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, until: Path) -> None:
+        """Sleep until there is a file."""
+        wait_until(until.exists)
 
     def getenv(self, key: str) -> str | None:
         return os.environ.get(key)
@@ -147,12 +150,15 @@ def negated(worker: Adder, data: DataProto) -> DataProto:
 class Server(Worker):
     def __init__(self) -> None:
         super().__init__()
-        self.inside, self.most = 0, 0
+        self.inside, self.most, self.met = 0, 0, asyncio.Event()
 
     async def generate(self, x: int) -> int:
         self.inside += 1
         self.most = max(self.most, self.inside)
-        await asyncio.sleep(0.05)
+        if self.most > 1:
+            self.met.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.met.wait(), 30)
         self.inside -= 1
         return x + 1
 
@@ -293,7 +299,7 @@ def test_the_local_backend_refuses_more_than_one_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.ray
-def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> None:
+def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None, tmp_path: Path) -> None:
     pool = RayResourcePool([2], use_gpu=False)
     group = RayWorkerGroup(
         pool,
@@ -326,11 +332,12 @@ def test_two_ranks_split_the_batch_and_meet_over_loopback(ray_cluster: None) -> 
     assert attached.set_offset(2.0) == [2.0, 2.0]
     attached.shutdown()
     with pytest.raises(TimeoutError, match=r"waited 0.2 s for sleep on .*:0, .*:1"):
-        group.execute_all_async("sleep", 1.0).get(timeout=0.2)
+        group.execute_all_async("sleep", tmp_path / "over").get(timeout=0.2)
+    (tmp_path / "over").touch()
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, match=r"Adder_.*:1 died while it ran die_or_wait"):
         group.die_or_wait()
-    assert time.monotonic() - started < 30, "a dead rank must not wait for its living peer"
+    assert time.monotonic() - started < 200, "a dead rank must not wait for its living peer"
     group.shutdown()
     assert pool.pgs is None
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.house.source import ROOT
+from tests.waiting import wait_until
 from verl.trainer import run_state
 from verl.trainer.ppo.interrupt import StoppedAtOnce
 from verl.trainer.ppo.timeline import OpenSpan, Timeline
@@ -27,13 +28,6 @@ from verl.utils.disk import DiskError
 def read(folder: Path, name: str = "run.json") -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / name).read_text())
     return content
-
-
-def wait_for(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -59,10 +53,10 @@ def test_a_hang_leaves_a_trace(tmp_path: Path, often: None) -> None:
     with RunState(tmp_path, {}) as state, timeline.span("solver", "update_actor"):
         state.follow(progress, spans, lambda: 7)
         state.begin(2)
-        wait_for(lambda: read(tmp_path)["step"] == 3)
+        wait_until(lambda: read(tmp_path)["step"] == 3)
         began = read(tmp_path)
         timeline.take()  # what is written to the timeline meanwhile does not change when it began
-        wait_for(lambda: read(tmp_path)["heartbeat"] > began["heartbeat"])
+        wait_until(lambda: read(tmp_path)["heartbeat"] > began["heartbeat"])
         later = read(tmp_path)
     assert later["open_spans"] == began["open_spans"]
     assert [span["call"] for span in later["open_spans"]] == ["update_actor", "generate"]
@@ -125,7 +119,7 @@ def test_an_error_of_the_recorder_is_logged_once_and_ends_nothing(
     with caplog.at_level(logging.WARNING), RunState(tmp_path, {}) as state:
         progress: Any = SimpleNamespace(global_step=0, total_steps=1)
         state.follow(progress, list, broken)
-        wait_for(lambda: len(calls) > 3)
+        wait_until(lambda: len(calls) > 3)
         state.changed()
         state.follow(progress, list, int)
     assert len([record for record in caplog.records if "run.json was not written" in record.message]) == 1
@@ -141,9 +135,9 @@ def test_a_disk_that_refuses_ends_the_run_at_the_next_change(tmp_path: Path, oft
             raise OSError(28, "No space left on device")
 
         state.follow(SimpleNamespace(global_step=0, total_steps=1), refused, int)  # type: ignore[arg-type]
-        wait_for(refuse.is_set)
+        wait_until(refuse.is_set)
         state.follow(SimpleNamespace(global_step=0, total_steps=1), list, int)  # type: ignore[arg-type]
-        wait_for(lambda: state._disk_error)
+        wait_until(lambda: state._disk_error)
         state.changed()
     assert read(tmp_path)["state"] == "failed"
 
@@ -201,9 +195,9 @@ def test_a_process_that_is_stopped_says_so(tmp_path: Path, number: int, state: s
 def test_a_process_that_is_killed_or_stands_still_has_an_old_heartbeat(tmp_path: Path) -> None:
     with process(tmp_path) as started:
         first = read(tmp_path)["heartbeat"]
-        wait_for(lambda: read(tmp_path)["heartbeat"] > first)
+        wait_until(lambda: read(tmp_path)["heartbeat"] > first)
         started.send_signal(signal.SIGSTOP)
-        time.sleep(0.2)
+        os.waitid(os.P_PID, started.pid, os.WSTOPPED | os.WNOWAIT)
         still = read(tmp_path)["heartbeat"]
         time.sleep(0.3)
         assert read(tmp_path)["heartbeat"] == still

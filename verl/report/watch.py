@@ -176,20 +176,29 @@ class WatchServer:
         return response
 
     async def _send_events(self, response: web.StreamResponse, version: int) -> None:
-        while not self._closing:
-            if self.report.version > version:
+        while True:
+            try:
+                # Looked at again under the lock: what changed while an event was written is announced
+                # before this stream waits.
+                async with self._changed:
+                    is_due = self._changed.wait_for(
+                        lambda sent=version: self._closing or self.report.version > sent  # type: ignore[misc]
+                    )
+                    await asyncio.wait_for(is_due, _ALIVE_S)
+            except TimeoutError:
+                await response.write(b": alive\n\n")
+                continue
+            if self._closing:
+                return
+            # A look at the files that is in progress has changed a part of the report.
+            async with self._lock:
                 event = {
                     "changed": self.report.changed_since(version),
                     "version": self.report.version,
                     "episodes": [self.report.run["episodes"]["length"]],
                 }
                 version = self.report.version
-                await response.write(f"data: {json.dumps(event)}\n\n".encode("ascii"))
-            try:
-                async with self._changed:
-                    await asyncio.wait_for(self._changed.wait(), _ALIVE_S)
-            except TimeoutError:
-                await response.write(b": alive\n\n")
+            await response.write(f"data: {json.dumps(event)}\n\n".encode("ascii"))
 
     async def _poll(self) -> None:
         reported = ""

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 from collections.abc import Sequence
+
+# Where a port without a range is looked for: the kernel gives none of these by itself, and workers of
+# Ray (10002 to 19999) and services of Kubernetes (from 30000) have others.
+_PORTS = range(20_000, 30_000)
+_draw = random.SystemRandom()
 
 
 def find_free_port(host: str = "", port_range: Sequence[int] | None = None) -> int:
     """Return a TCP port that is currently free on this machine; with a range `[begin, end)`, its
     first free one.
 
+    Until the port is used, another process could be given it as the next free one; without a range
+    it is therefore one that no process gets without asking for it, if there is one.
+
     Raises RuntimeError when the range has none.
     """
-    for port in (0,) if port_range is None else range(*port_range):
+    ports = (*_draw.sample(_PORTS, 100), 0) if port_range is None else range(*port_range)
+    for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             try:
                 listener.bind((host, port))
             except OSError:
-                if port_range is None:
+                if port_range is None and not port:
                     raise
                 continue
             return int(listener.getsockname()[1])

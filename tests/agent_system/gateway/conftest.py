@@ -109,13 +109,6 @@ def requests_of(session: Session) -> list[Any]:
     return [request for same in requests._requests.values() for request in same]
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait for the server, which runs in the same event loop."""
-    async with asyncio.timeout(60):
-        while not reached():
-            await asyncio.sleep(0.001)
-
-
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return make_tokenizer()
@@ -171,7 +164,7 @@ def play(make_team: Any) -> Callable[..., Any]:
         team: Any, *args: Any, task: Task = TASK, **options: Any
     ) -> tuple[Any, dict[str, float], Recorder]:
         collector, engine = make_team(team, *args, **({"max_failure_rate": 1.0} | options))
-        result = await asyncio.wait_for(collector.collect([task], 1, step=1), 20)
+        result = await asyncio.wait_for(collector.collect([task], 1, step=1), 120)
         return result.episodes[0], result.metrics, engine
 
     return go

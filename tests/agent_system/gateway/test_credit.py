@@ -8,9 +8,10 @@ from typing import Any
 
 from agent_system import Outcome, Task
 from agent_system.gateway.session import Session
+from tests.waiting import until
 from verl.trainer.config.reward import OverlongBufferConfig, RewardConfig
 
-from .conftest import TASK, Graded, requests_of, say, until
+from .conftest import TASK, Graded, requests_of, say
 
 
 async def test_a_local_reward_goes_to_a_reply_that_was_heard(play: Any) -> None:

@@ -13,8 +13,9 @@ from aiohttp import web
 from agent_system import Task
 from agent_system.gateway.chat_request import read_chat_request
 from agent_system.gateway.session import Session
+from tests.waiting import until
 
-from .conftest import TASK, USER, posted, requests_of, say, send, until
+from .conftest import TASK, USER, posted, requests_of, say, send
 
 BODY = {"model": "Writer", "messages": USER}
 RETRY = {"x-stainless-retry-count": "1"}

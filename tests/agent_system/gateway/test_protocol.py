@@ -26,6 +26,7 @@ from agent_system.gateway.session import Session
 from agent_system.gateway.structured_output import structure_of
 from agent_system.rollout.batch import build_batch
 from agent_system.tools.formats.named import NAMED
+from tests.waiting import settle, until
 from verl.protocol.generate import StructureError
 
 from .conftest import USER, Answer, posted, say, send
@@ -318,11 +319,15 @@ async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(
 ) -> None:
     monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
 
+    commented = asyncio.Event()
+
     async def team(task: Task, session: Session) -> str:
         async with posted(
             session, {**ROLE, "stream": True, "stream_options": {"include_usage": True}}
         ) as answer:
-            text = (await answer.read()).decode()
+            first = await answer.content.readline()
+            commented.set()
+            text = (first + await answer.read()).decode()
         assert text.startswith(": ") and text.endswith("data: [DONE]\n\n")
         chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
         assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks[:-1]] == ["4", None]
@@ -332,7 +337,7 @@ async def test_a_stream_is_made_of_the_whole_reply_and_kept_alive_until_then(
         )
         return "4"
 
-    episode, _, _ = await play(team, delay=lambda request: asyncio.sleep(0.1))
+    episode, _, _ = await play(team, delay=lambda request: commented.wait())
     assert episode.failure is None and episode.samples[0].identity.trained
 
 
@@ -346,8 +351,10 @@ async def test_a_client_that_is_killed_within_a_stream_leaves_a_reply_that_is_no
         async with posted(session, {**ROLE, "stream": True}) as answer:
             assert (await answer.content.readline()).startswith(b": ")
             answer.connection.transport.abort()
+        await settle()  # the server sees that the client is gone
         release.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: session._episode.ledger.unheard)
+        await settle()
         return "4"
 
     episode, metrics, _ = await play(team, delay=lambda request: release.wait())

@@ -7,8 +7,9 @@ from typing import Any
 
 from agent_system import Task
 from agent_system.gateway.session import Session
-from tests.agent_system.gateway.conftest import USER, say, send
+from tests.agent_system.gateway.conftest import USER, requests_of, say, send
 from tests.agent_system.gateway.templates import tokenizer_of
+from tests.waiting import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -66,14 +67,18 @@ async def test_replies_of_one_request_have_numbers_and_other_routes_their_names(
 
 
 async def test_the_wait_for_a_slot_is_part_of_the_call(play: Any) -> None:
+    sessions: list[Session] = []
+
     async def slow(request: Any) -> None:
-        await asyncio.sleep(0.1)
+        await until(lambda: len(requests_of(sessions[0])) == 2)
+        await asyncio.sleep(0.2)
 
     async def team(task: Task, session: Session) -> str:
+        sessions.append(session)
         await asyncio.gather(say(session, "Writer"), say(session, "Editor"))
         return "4"
 
     episode, _, _ = await play(team, recorded=1.0, delay=slow, max_open_calls=1)
     first, second = sorted(episode.to_json()["calls"], key=lambda call: call["ended"])
-    assert "waited" not in first or first["waited"] < 0.05
-    assert 0.05 < second["waited"] < second["ended"] - second["began"]
+    assert first.get("waited", 0.0) < second["waited"] / 2
+    assert 0.15 < second["waited"] < second["ended"] - second["began"]

@@ -25,6 +25,7 @@ from agent_system.rollout.call import AgentRuntime, EpisodeSpec
 from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import MessageBuilder, RemoteBinding
 from tests.chat_server import ChatServer
+from tests.waiting import until
 from verl.protocol.generate import EngineGoneError, RolloutError, SamplingParams, StructureError
 from verl.trainer.config import ApiConfig, GatewayConfig
 
@@ -264,14 +265,11 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
     async with serving(delay=slow) as (client, engine, _):
         for model in ("Writer", "gateway"):
             for stream in (False, True):
-                asked, before = (
-                    asyncio.create_task(_read(client, {**ROLE, "model": model, "stream": stream})),
-                    len(engine.requests),
-                )
-                while len(engine.requests) == before:
-                    await asyncio.sleep(0.01)
+                before = len(engine.requests)
+                asked = asyncio.create_task(_read(client, {**ROLE, "model": model, "stream": stream}))
+                await until(lambda before=before: len(engine.requests) > before)  # type: ignore[misc]
                 asked.cancel()
-                await asyncio.wait_for(ended.wait(), 5)
+                await asyncio.wait_for(ended.wait(), 60)
                 ended.clear()
 
 
@@ -289,13 +287,16 @@ async def test_only_the_last_conversations_are_kept(monkeypatch: pytest.MonkeyPa
 
 async def test_what_goes_wrong_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "KEEP_ALIVE_S", 0.02)
+    commented = asyncio.Event()
 
     async def fail(request: Any) -> None:
-        await asyncio.sleep(0.1)
+        await commented.wait()
         raise KeyError("a bug")
 
-    async with serving(delay=fail) as (client, _, _):
-        text = (await _read(client, {**ROLE, "stream": True})).decode()
+    async with serving(delay=fail) as (client, _, _), posted(client, {**ROLE, "stream": True}) as answer:
+        first = await answer.content.readline()
+        commented.set()
+        text = (first + await answer.read()).decode()
     assert (
         text.startswith(": ")
         and json.loads(text.rpartition("data: ")[2])["error"]["code"] == "gateway_failed"

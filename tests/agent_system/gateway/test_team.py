@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import time
+import threading
 from dataclasses import replace
 from typing import Any
 from urllib.request import Request, urlopen
@@ -20,11 +20,12 @@ from agent_system.registry import AgentRegistry, OrchestraRegistry
 from agent_system.rollout import Collector, CollectorSettings
 from agent_system.tools import ToolAgent, calculator
 from agent_system.turn import TurnOver
+from tests.waiting import settle, until
 from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import PropagationConfig, RewardConfig
 from verl.trainer.config.run import TreeConfig
 
-from .conftest import TASK, USER, Graded, requests_of, say, send, until
+from .conftest import TASK, USER, Graded, requests_of, say, send
 
 
 async def draft_and_edit(task: Task, session: Session) -> str:
@@ -221,6 +222,7 @@ async def test_a_program_that_hangs_ends_with_the_time_limit_and_so_do_its_calls
 async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_environment(play: Any) -> None:
     stepped: list[str] = []
     refused: list[Exception] = []
+    over = threading.Event()
 
     class Counted(Graded):
         def step(self, action: str) -> Outcome:
@@ -228,7 +230,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
             return super().step(action)
 
     def team(task: Task, session: Session) -> str:
-        time.sleep(0.6)
+        assert over.wait(60)
         try:
             session.step_in_thread("4")
         except TurnOver as error:
@@ -237,6 +239,7 @@ async def test_a_function_that_goes_on_after_its_episode_cannot_reach_the_enviro
 
     episode, _, _ = await play(team, env=Counted, episode_timeout_s=0.1)
     assert "episode took longer" in episode.failure
+    over.set()
     await until(lambda: bool(refused or stepped))
     assert stepped == [] and len(refused) == 1
 
@@ -264,13 +267,22 @@ async def test_calls_that_the_program_leaves_behind_are_ended_before_its_answer_
 
 
 async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None:
+    sessions: list[Session] = []
+    begun: list[Any] = []
+
+    async def until_all_have_come(request: Any) -> None:
+        begun.append(request)
+        await until(lambda: len(begun) >= 3 and len(requests_of(sessions[0])) == 12)
+        await asyncio.sleep(0.02)
+
     async def team(task: Task, session: Session) -> str:
+        sessions.append(session)
         answers = await asyncio.gather(
             *(say(session, "Writer", [{"role": "user", "content": str(i)}]) for i in range(12))
         )
         return answers[0].text
 
-    episode, _, engine = await play(team, delay=lambda request: asyncio.sleep(0.02), max_open_calls=3)
+    episode, _, engine = await play(team, delay=until_all_have_come, max_open_calls=3)
     assert episode.failure is None and engine.most_open == 3 and len(engine.sampled) == 12
     assert {s.identity.prior_replies for s in episode.samples} == {0}, (
         "calls that overlap do not hear each other, nor those that wait"
@@ -278,18 +290,21 @@ async def test_at_most_max_open_calls_are_generated_at_a_time(play: Any) -> None
 
 
 async def test_a_call_belongs_to_the_turn_in_which_it_came(play: Any) -> None:
+    stepped = asyncio.Event()
+
     async def team(task: Task, session: Session) -> str:
         calls = [asyncio.create_task(say(session, "Writer"))]
         await until(lambda: len(requests_of(session)) == 1)
         calls.append(asyncio.create_task(say(session, "Editor")))
         await until(lambda: len(requests_of(session)) == 2)
-        await asyncio.sleep(0.001)  # a request that has come is a call when the event loop goes on
+        await settle()  # a request that has come is a call when the event loop goes on
         await session.step("4")
+        stepped.set()
         return (await asyncio.gather(*calls))[1].text
 
     task = Task("a", "2+2?", "sums", "4", {"turns": 2})
     episode, _, _ = await play(
-        team, delay=lambda request: asyncio.sleep(0.2), max_open_calls=1, task=task, max_steps=2
+        team, delay=lambda request: stepped.wait(), max_open_calls=1, task=task, max_steps=2
     )
     assert (episode.failure, episode.turns) == (None, 2)
     assert [(s.agent_id, s.identity.turn, s.identity.call) for s in episode.samples] == [
@@ -323,9 +338,8 @@ async def test_an_answered_request_does_not_stay_in_memory_with_its_body(play: A
     async def team(task: Task, session: Session) -> str:
         for _ in range(3):
             await say(session, "Writer")
-        await asyncio.sleep(0.1)
-        kept = requests().keys() - earlier
-        return "4" if not kept else f"{len(kept)} are kept"
+        await until(lambda: not requests().keys() - earlier.keys())
+        return "4"
 
     earlier = requests()  # of other tests
     episode, *_ = await play(team)

@@ -32,6 +32,7 @@ from agent_system.children import LONGEST_TASK, Child, spawn, task_lines
 from agent_system.rollout.episode_store import load_episodes, save_episodes
 from agent_system.tools import ToolAgent, calculator, delegate
 from tests.agent_system.rollout.conftest import OneTurn
+from tests.waiting import settle
 from verl.protocol.generate import RolloutError
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.config.run import TreeConfig
@@ -648,7 +649,7 @@ class Patient(BaseOrchestra):
         try:
             return (await turn.act("Boss")).action
         except RolloutError:
-            await asyncio.sleep(0.05)  # what still runs ends meanwhile
+            await settle()  # what still runs ends meanwhile
             return str((await turn.act("Worker")).action)
 
 

@@ -22,6 +22,7 @@ from agent_system.rollout.metrics import collect_metrics
 from agent_system.rollout.shared_replies import SharedReplies
 from agent_system.testing import scripted_team
 from agent_system.workflows.math import MathEnv
+from tests.waiting import settle
 from verl.protocol import DataProto
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, SamplingParams
 from verl.trainer.config import RewardConfig, RunConfig
@@ -197,7 +198,7 @@ async def test_requests_that_are_equal_but_for_their_id_are_sent_once() -> None:
     client = SharedReplies(engine := Engine(), 3)
     asking = [asyncio.create_task(client.generate(replace(REQUEST, request_id=str(i)))) for i in range(3)]
     other = asyncio.create_task(client.generate(replace(REQUEST, seed=4)))
-    await asyncio.sleep(0.01)
+    await settle()
     assert engine.requests == 2
     engine.replied.set()
     first, *others = await asyncio.gather(*asking)
@@ -209,12 +210,12 @@ async def test_requests_that_are_equal_but_for_their_id_are_sent_once() -> None:
 async def test_a_cancelled_episode_leaves_the_reply_to_the_others_and_the_last_one_cancels_it() -> None:
     client = SharedReplies(engine := Engine(), 3)
     first, second = (asyncio.create_task(client.generate(REQUEST)) for _ in range(2))
-    await asyncio.sleep(0.01)
+    await settle()
     first.cancel()
-    await asyncio.sleep(0.01)
+    await settle()
     assert engine.cancelled == 0 and first.cancelled() and not second.done()
     second.cancel()
-    await asyncio.sleep(0.01)
+    await settle()
     assert engine.cancelled == 1 and second.cancelled()
     engine.replied.set()
     assert (await client.generate(REQUEST))[0].token_ids == (2,)

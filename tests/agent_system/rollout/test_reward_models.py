@@ -18,6 +18,7 @@ from agent_system.rollout.endpoint import Endpoint
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.reward_models import QUESTION, Judge, read_verdict
 from tests.chat_server import ChatServer, completion
+from tests.waiting import on_loop_time, timeless
 from verl.protocol.generate import SamplingParams, priority_of
 from verl.trainer.config.api import ApiConfig
 from verl.trainer.config.reward import CustomRewardFunctionConfig, RewardConfig
@@ -151,9 +152,11 @@ def test_a_model_that_fails_costs_the_episode(
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_waiting_behind_other_scores_counts_for_no_limit(
+@timeless
+async def test_waiting_behind_other_scores_counts_for_no_limit(
     make_collector: Any, scripted: Any, tree: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_loop_time(monkeypatch, "agent_system.rollout.clock")
     monkeypatch.setattr(clock, "REPLY_S", 0.05)
     for name in ("END_TIMEOUT_S", "CLOSING_S"):
         monkeypatch.setattr(player, name, 0.05)
@@ -163,19 +166,15 @@ def test_waiting_behind_other_scores_counts_for_no_limit(
             await asyncio.sleep(0.1)
             return float(len(c.reply))
 
-    async def run() -> Any:
-        nonlocal one
-        one = asyncio.Lock()  # the model scores one reply at a time
-        return await collector.collect([Task(str(i), f"{i}: 2+2?", "sums", "4") for i in range(5)], 1, step=1)
-
-    one: Any = None
+    one = asyncio.Lock()  # the model scores one reply at a time
     reward = rewards()
     reward.timeout_s, reward.team_scope = 0.05, "call"
     settings = {"call_timeout_s": 0.4, "episode_timeout_s": 0.5} | (
         {"env": Forks, "tree": TreeConfig(k=2)} if tree else {}
     )
     collector = make_collector(scripted(), reward=reward, reward_model=Length(score_alone), **settings)
-    assert [e.failure for e in asyncio.run(run()).episodes] == [None] * 5
+    tasks = [Task(str(i), f"{i}: 2+2?", "sums", "4") for i in range(5)]
+    assert [e.failure for e in (await collector.collect(tasks, 1, step=1)).episodes] == [None] * 5
 
 
 class Forks(BaseEnv):

@@ -13,6 +13,7 @@ import pytest
 
 from agent_system import BaseAgent, BaseEnv, BaseOrchestra, Observation, Outcome, Task, Turn, TurnOver
 from agent_system.tools import ToolAgent, calculator
+from tests.waiting import on_loop_time, timeless
 from verl.protocol.generate import RolloutError
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config.reward import RewardConfig
@@ -21,6 +22,8 @@ from verl.workers.rollout.client import WorkerGroupClient
 
 from .conftest import OneTurn, Pair
 from .test_reward_models import Length
+
+CLOCK = "agent_system.rollout.clock"
 
 
 async def one(collector: Any, task: Task | None = None) -> Any:
@@ -190,7 +193,10 @@ async def test_a_call_that_begins_after_its_turn_has_a_number_of_its_turn(make_c
     ]
 
 
-async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_collector) -> None:
+@timeless
+async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_collector, monkeypatch) -> None:
+    on_loop_time(monkeypatch, CLOCK)
+
     class Stuck:
         """A worker group whose engine takes requests and samples nothing."""
 
@@ -205,7 +211,10 @@ async def test_a_reply_that_never_comes_names_the_agent_and_the_limit(make_colle
     assert "which sampled no token meanwhile" in episode.failure
 
 
+@timeless
 async def test_the_time_of_an_engine_does_not_end_an_episode(make_collector, scripted, monkeypatch) -> None:
+    on_loop_time(monkeypatch, CLOCK)
+
     async def busy(_request: Any) -> None:
         await asyncio.sleep(0.3)
 
@@ -214,8 +223,10 @@ async def test_the_time_of_an_engine_does_not_end_an_episode(make_collector, scr
     assert len(episode.samples) == 2 and episode.failure is None
 
 
+@timeless
 async def test_an_endless_loop_of_calls_ends(make_collector, scripted, monkeypatch) -> None:
     """So does one whose calls overlap."""
+    on_loop_time(monkeypatch, CLOCK)
 
     class Endless(Pair):
         async def run(self, turn: Turn) -> str:
@@ -240,7 +251,12 @@ async def test_an_endless_loop_of_calls_ends(make_collector, scripted, monkeypat
     assert len(engine.requests) < 60, "20 times two replies that count 0.01 s"
 
 
-async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector, scripted) -> None:
+@timeless
+async def test_an_episode_that_never_ends_says_what_it_waited_for(
+    make_collector, scripted, monkeypatch
+) -> None:
+    on_loop_time(monkeypatch, CLOCK)
+
     class Stuck(OneTurn):
         async def step(self, action: str) -> Outcome:
             await asyncio.sleep(60)
@@ -251,9 +267,11 @@ async def test_an_episode_that_never_ends_says_what_it_waited_for(make_collector
     assert len(episode.samples) == 2
 
 
+@timeless
 async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_get_no_reply(
     make_collector, scripted, monkeypatch, caplog
 ) -> None:
+    on_loop_time(monkeypatch, CLOCK)
     refused = asyncio.Event()
 
     class Deaf(Pair):
@@ -289,9 +307,11 @@ async def test_an_episode_whose_code_ignores_its_end_is_abandoned_and_its_calls_
         ("score", "reward.timeout_s, waiting for the reward functions"),
     ],
 )
+@timeless
 async def test_an_episode_that_ignores_its_end_after_play_is_abandoned(
     make_collector, scripted, monkeypatch, deaf: str, cause: str
 ) -> None:
+    on_loop_time(monkeypatch, CLOCK)
     over = asyncio.Event()
 
     async def ignore(*args: Any) -> None:
@@ -383,7 +403,7 @@ async def test_an_environment_that_hangs_in_its_thread_fails_its_episode_and_not
 
     monkeypatch.setattr("agent_system.rollout.forks.CLOSE_TIMEOUT_S", 0.05)
     episode = await one(
-        make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=0.2, max_failure_rate=1.0)
+        make_collector(scripted(), env=Hangs, env_threads=1, episode_timeout_s=1.0, max_failure_rate=1.0)
     )
     assert "waiting for the environment's step 1" in episode.failure
 

@@ -16,6 +16,7 @@ import pytest
 
 from agent_system import BaseOrchestra, Observation, Outcome, Task, Turn
 from agent_system.rollout import TooManyFailuresError
+from tests.waiting import until
 from verl.protocol.generate import GenerateRequest
 from verl.trainer.config.run import TreeConfig
 
@@ -221,20 +222,27 @@ class Held(Watched):
 
     held = "fork"
     inside = threading.Event()
+    threads: ClassVar[set[int]] = set()  # that are in it
     stay = 0.1
 
-    def hold(self, what: str) -> None:
-        if what == self.held:
-            self.inside.set()
-            time.sleep(self.stay)
+    @contextmanager
+    def hold(self, what: str) -> Iterator[None]:
+        self.threads.add(threading.get_ident())
+        try:
+            if what == self.held:
+                self.inside.set()
+                time.sleep(self.stay)
+            yield
+        finally:
+            self.threads.discard(threading.get_ident())
 
     def fork(self) -> Held:
-        self.hold("fork")
-        return super().fork()  # type: ignore[return-value]
+        with self.hold("fork"):
+            return super().fork()  # type: ignore[return-value]
 
     def act(self, agent_id: str, action: str) -> Outcome:
-        self.hold("act")
-        return super().act(agent_id, action)
+        with self.hold("act"):
+            return super().act(agent_id, action)
 
 
 async def stops_inside(turn: Turn) -> str:
@@ -253,8 +261,9 @@ async def test_an_episode_that_ends_in_the_middle_of_a_trial_leaves_no_fork_behi
     monkeypatch.setattr(Held, "held", what)
     episode = (await play(numbers(), stops_inside, env=Held)).episodes[0]
     assert "enough" in episode.failure
-    await asyncio.sleep(0.25)  # whatever a thread was at has come to an end
-    assert (Watched.faults, Held.alive) == ([], 0)
+    await until(lambda: not Held.threads)
+    await until(lambda: Held.alive == 0)
+    assert Watched.faults == []
 
 
 @pytest.mark.timing
@@ -282,8 +291,8 @@ async def test_stopping_the_run_while_episodes_are_being_closed_closes_every_wor
 
     with pytest.raises(TooManyFailuresError, match="unlucky"):
         await play(script, a_fails, env=SlowlyClosed, n=3, max_failure_rate=0.0, env_threads=2)
-    await asyncio.sleep(0.4)
-    assert (Watched.faults, SlowlyClosed.alive) == ([], 0)
+    await until(lambda: SlowlyClosed.alive == 0)
+    assert Watched.faults == []
 
 
 async def test_losers_are_closed_at_the_same_time_and_only_once(play) -> None:

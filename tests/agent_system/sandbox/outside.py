@@ -14,7 +14,7 @@ def run_outside(program: str, folder: Path, **environment: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
         env=environment or None,
     )
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from agent_system.sandbox.jail import tree
 from agent_system.sandbox.local import LocalSandbox
 from tests.agent_system.sandbox.arena import LIMITS, PATIENT, Arena
 from tests.agent_system.sandbox.outside import run_outside
+from tests.waiting import until
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 
 SHORT = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.6})
@@ -146,10 +147,12 @@ async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> 
     """The trainer starts threads, and programs beside an honest one take all the processes that they may
     have.
     """
-    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=4, limits=LONG), [arena.level])
+    # programs that fork outlast all others, however slow
+    endless = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 900, "cpu_s": 20})
+    sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=4, limits=endless), [arena.level])
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
-    forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(20)"
+    forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n    if os.fork() == 0:\n        break\ntime.sleep(800)"
     several = """
 import threading
 threading.stack_size(1 << 16)
@@ -168,12 +171,7 @@ print("met")
             "met\n",
         ]
         forkers = [asyncio.create_task(sandbox.run(forker)) for _ in range(3)]
-        until = time.monotonic() + 15
-        while (
-            sum(len(tree.descendants(pid)) for pid in sandbox.pids) < 3 * LIMITS.processes
-            and time.monotonic() < until
-        ):
-            await asyncio.sleep(0.05)
+        await until(lambda: sum(len(tree.descendants(pid)) for pid in sandbox.pids) >= 3 * LIMITS.processes)
         assert [
             (await sandbox.run(program, limits=PATIENT)).stdout for program in ("print(1)", several) * 3
         ] == ["1\n", "met\n"] * 3

@@ -33,6 +33,7 @@ from agent_system.sandbox.packages import find_packages
 from agent_system.sandbox.worker import SandboxWorker, WorkerError
 from tests.agent_system.sandbox.arena import IDLE, LIMITS, PATIENT, Arena, offered
 from tests.house.source import ROOT
+from tests.waiting import until, wait_until
 from verl.trainer.config.sandbox import SandboxConfig, SandboxLimitsConfig
 from verl.trainer.config.spec import ConfigError
 
@@ -54,24 +55,23 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_dead(pids: list[int]) -> None:
-    until = time.monotonic() + 30
-    while any(alive(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert [pid for pid in pids if alive(pid)] == []
+    wait_until(lambda: not any(alive(pid) for pid in pids), within_s=50)  # some sleep for a minute
 
 
 async def with_programs(pool: LocalSandbox, count: int) -> list[int]:
     """Wait for so many workers that run a program; returns their process ids."""
-    async with asyncio.timeout(30):
-        while len(found := [pid for pid in pool.pids if len(tree.descendants(pid)) > IDLE]) < count:
-            await asyncio.sleep(0.02)
-    return found
+
+    def running() -> list[int]:
+        found = [pid for pid in pool.pids if len(tree.descendants(pid)) > IDLE]
+        return found if len(found) >= count else []
+
+    return await until(running)
 
 
 async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
     program = "n = int(input())\nif n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\nprint(n * n)"
     tests = [str(n) for n in range(6)]
-    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.5})
+    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 1.5})
     several = await asyncio.gather(
         *[arena.sandbox.run_tests(program, tests, limits=limits) for _ in range(3)]
     )
@@ -83,7 +83,7 @@ async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
 
 @pytest.mark.promised_by("strongest")
 async def test_after_two_slow_tests_the_rest_is_skipped(arena: Arena) -> None:
-    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 0.4})
+    limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 1.0})
     results = await arena.sandbox.run_tests(
         "if input(): \n    while True: pass\nprint(1)", ["", "x", "", "x", "", ""], limits=limits
     )
@@ -215,7 +215,7 @@ async def test_an_abandoned_run_ends_and_frees_its_worker(pool: LocalSandbox) ->
     for run in runs:
         run.cancel()
     assert (await pool.run("print(1)")).stdout == "1\n"
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 55, "not when the runs end"
     wait_until_dead(held)
 
 
@@ -245,10 +245,8 @@ def test_a_killed_trainer_leaves_nothing_behind() -> None:
         assert trainer.stdout is not None
         pid, folder = trainer.stdout.readline().split()
         worker = int(pid)
-        until = time.monotonic() + 20
-        while len(held := tree.descendants(worker)) < 3 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert len(held) >= 3
+        wait_until(lambda: len(tree.descendants(worker)) >= 3)
+        held = tree.descendants(worker)
         trainer.kill()
     wait_until_dead([worker, *held])
     assert not os.path.exists(folder)

@@ -22,6 +22,7 @@ from agent_system.rollout import AgentBinding, Collector, CollectorSettings, Env
 from agent_system.testing import ScriptedEngine, make_tokenizer
 from agent_system.tools import McpServer, ToolAgent, mcp_connection
 from verl.protocol.generate import SamplingParams
+from verl.single_controller.worker import find_free_port
 
 pytest.importorskip("mcp")
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
@@ -240,8 +241,7 @@ def test_a_message_that_is_too_long_is_a_call_without_a_result(monkeypatch: pyte
 @pytest.fixture
 def url() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server behind HTTP, and its process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = find_free_port("127.0.0.1")
     with subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port)):

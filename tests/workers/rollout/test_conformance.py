@@ -23,6 +23,7 @@ from agent_system.reward.model import ScoredConversation
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.reward_models import Judge
 from agent_system.testing import make_tokenizer
+from tests.waiting import settle, until
 from tests.workers.rollout.conftest import (
     EVERYONE,
     SPECS,
@@ -238,8 +239,7 @@ async def test_a_request_that_cannot_be_served_says_why(engine: RolloutEngine) -
 
 
 async def until_running(engine: RolloutEngine) -> None:
-    while engine.stats()["active"] == 0:
-        await asyncio.sleep(0.01)
+    await until(lambda: engine.stats()["active"] > 0)
 
 
 async def test_abort_and_cancel_free_what_a_request_holds(
@@ -247,9 +247,10 @@ async def test_abort_and_cancel_free_what_a_request_holds(
 ) -> None:
     before = engine.stats()
     flight = asyncio.create_task(engine.generate(request(10, 240, n=4, request_id="x")))
-    while (now := engine.stats())["sampled"] == before["sampled"]:
-        await asyncio.sleep(0.01)
-    assert now["replies"] == before["replies"], "tokens of unfinished replies count as sampled"
+    now = await until(lambda: (found := engine.stats())["sampled"] > before["sampled"] and found)
+    assert isinstance(now, dict) and now["replies"] == before["replies"], (
+        "tokens of unfinished replies count as sampled"
+    )
     ended = engine.abort("x")
     replies = await flight
     assert 0 < ended <= 4 and engine.abort("x") == 0
@@ -271,7 +272,7 @@ async def test_waiting_requests_of_higher_priority_are_served_first_and_no_runni
     engine: RolloutEngine,
 ) -> None:
     """All slots are taken; some of those that wait have the same prompts."""
-    running = [request(20, 20 + 3 * i, seed=i) for i in range(16)]
+    running = [request(20, 40 + 3 * i, seed=i) for i in range(16)]
     training = [request(20, 12, seed=30 + i) for i in range(6)]
     first = [
         dataclasses.replace(request(20, 6, seed=60 + i, prompt_seed=(30 if i % 2 else 60) + i), priority=-1)
@@ -285,9 +286,11 @@ async def test_waiting_requests_of_higher_priority_are_served_first_and_no_runni
         return reply
 
     flights = [asyncio.create_task(served(one)) for one in running]
-    while fewest_tokens(engine, len(running)) < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: fewest_tokens(engine, len(running)) >= 3)
+    engine.pause()  # all of them wait before a slot is free
     flights += [asyncio.create_task(served(one)) for one in (*training, *first)]
+    await settle()
+    engine.resume()
     replies = await asyncio.gather(*flights)
     assert set(map(id, [one for one in ended if one not in running][:6])) == set(map(id, first))
     assert largest_gap(peft_model(), [*running, *training, *first], replies) < 1e-5
@@ -446,8 +449,7 @@ async def test_replies_in_flight_go_on_with_new_weights_whose_log_probs_they_hav
         others = [ask(name, max_tokens=100) for name in EVERYONE if name not in (adapter, None)]
         asked = [ask(adapter, max_tokens=100), ask(adapter, max_tokens=90, seed=5), *others]
         flights = [asyncio.create_task(engine.generate(one)) for one in asked]
-        while fewest_tokens(engine, len(asked)) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda asked=asked: fewest_tokens(engine, len(asked)) >= 3)  # type: ignore[misc]
         engine.update_weights(
             tensors_of(newer, adapter) if adapter else base_weights(seed=1), adapter=adapter, version=7
         )
@@ -549,5 +551,5 @@ async def test_an_engine_that_loses_a_process_says_so_and_leaves_none_behind(eng
     with pytest.raises(EngineGoneError):
         await engine.generate(request(10, 5))
     engine.close()
-    assert not psutil.wait_procs(processes, timeout=20)[1]
+    assert not psutil.wait_procs(processes, timeout=240)[1]
     assert not any(path.exists() for path in named)

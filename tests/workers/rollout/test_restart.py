@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.waiting import settle
 from tests.workers.rollout.conftest import request
 from verl.protocol.generate import EngineGoneError, GenerateRequest, Generation, RolloutClient, RolloutError
 from verl.workers.rollout.restart import RestartingClient
@@ -98,13 +99,13 @@ async def test_a_drained_engine_gets_no_request_until_it_is_released() -> None:
     client = RestartingClient(Mortal(0, 100), Factory(), "math")
     first = asyncio.create_task(ask(client, 3))
     await asyncio.sleep(0)
-    await asyncio.wait_for(client.drain(), 5)
+    await asyncio.wait_for(client.drain(), 60)
     assert first.done()
     second = asyncio.create_task(ask(client, 1))
     await asyncio.sleep(0.05)
     assert not second.done()
     client.release()
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, 60)
 
 
 async def test_a_drain_of_an_engine_that_samples_nothing_ends_and_names_the_requests() -> None:
@@ -145,14 +146,14 @@ async def test_a_drain_lasts_while_an_engine_is_replaced_and_its_requests_run_ag
             return await super().generate(request)
 
     def restart() -> RolloutClient:
-        time.sleep(0.25)
+        time.sleep(1.0)
         return Slow(1, 100)
 
-    client = RestartingClient(Slow(0, 0), restart, "math", limit_s=0.25)
+    client = RestartingClient(Slow(0, 0), restart, "math", limit_s=1.0)
     asked = asyncio.create_task(ask(client, 1))
-    await asyncio.sleep(0.02)
-    await asyncio.wait_for(client.drain(), 5)
-    await asyncio.wait_for(asked, 5)
+    await settle()
+    await asyncio.wait_for(client.drain(), 60)
+    await asyncio.wait_for(asked, 60)
     assert client.restarts == 1
 
 
@@ -172,14 +173,14 @@ async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter
         for name in ("a", "b")
     }
     await asyncio.sleep(0)
-    await asyncio.wait_for(client.drain(adapter), 5)
+    await asyncio.wait_for(client.drain(adapter), 60)
     assert open_["a"].done() and open_["b"].done() == (adapter is None)
     a_is_drained.set()
     later = {
         name: asyncio.create_task(client.generate(replace(request(3, 1), adapter=name)))
         for name in ("a", "b", None)
     }
-    await asyncio.wait({*open_.values(), later[None], later["b"]}, timeout=5 if adapter else 0.2)
+    await asyncio.wait({*open_.values(), later[None], later["b"]}, timeout=60 if adapter else 0.2)
     assert {name: reply.done() for name, reply in later.items()} == {
         "a": False,
         "b": adapter is not None,
@@ -189,7 +190,7 @@ async def test_an_adapter_is_drained_alone_and_a_model_with_all_adapters(adapter
     await asyncio.sleep(0.1)
     assert not later["a"].done(), "released by its own update alone"
     client.release(adapter)
-    await asyncio.wait_for(asyncio.gather(*later.values()), 5)
+    await asyncio.wait_for(asyncio.gather(*later.values()), 60)
 
 
 async def test_busy_seconds_are_those_with_a_request_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from tests.waiting import until
 from tests.workers.rollout.conftest import request, tiny_model
 from verl.models.loader import ModelPathError
 from verl.protocol.generate import EngineGoneError, EngineStuckError, Generation, RolloutClient, RolloutError
@@ -98,9 +99,12 @@ async def test_a_request_that_takes_too_long_is_an_error_and_frees_its_slot(loca
     with pytest.raises(RolloutError, match=r"waited 0\.2 s for request late"):
         await client.generate(replace(REQUESTS[0], request_id="late"))
     local.resume()
-    await asyncio.sleep(0.1)
-    (stats,) = local.stats()
-    assert stats["active"] == stats["waiting"] == 0
+
+    def is_idle() -> bool:
+        (stats,) = local.stats()
+        return stats["active"] == stats["waiting"] == 0
+
+    await until(is_idle)
 
 
 async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that_stops_may_not(
@@ -120,7 +124,7 @@ async def test_requests_to_a_busy_engine_may_take_any_time_and_those_to_one_that
     replies = await asyncio.gather(*(client.generate(request(5, 40, seed=i, n=8)) for i in range(2)))
     assert [len(reply) for reply in replies] == [8, 8] and local.stats()[0]["sampled"] == 2 * 8 * 40
     begun = asyncio.create_task(client.generate(request(5, 100, request_id="begun")))
-    await asyncio.sleep(0.2)
+    await until(lambda: local.stats()[0]["active"])
     local.pause()
     with pytest.raises(
         EngineStuckError,
@@ -134,10 +138,10 @@ async def test_a_request_does_not_wait_for_a_poll_that_was_cancelled(local):
     local.pause()
     client = WorkerGroupClient(local, timeout_s=60)
     waiting = asyncio.create_task(client.generate(REQUESTS[0]))
-    await asyncio.sleep(0.1)
+    await until(lambda: local.stats()[0]["waiting"])  # it has come
     next(task for task in asyncio.all_tasks() if task.get_name() == "rollout-poll").cancel()
     with pytest.raises(RolloutError, match="was cancelled"):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
     local.resume()
     assert [await client.generate(REQUESTS[1])] == await serve_all(local, REQUESTS[1:2])
 
@@ -148,11 +152,11 @@ async def test_requests_to_an_engine_that_is_shut_down_fail_as_to_one_that_died(
     group.pause()
     client = WorkerGroupClient(group, timeout_s=60)
     waiting = asyncio.create_task(client.generate(REQUESTS[0]))
-    await asyncio.sleep(0.1)
+    await until(lambda: group.stats()[0]["waiting"])
     await asyncio.to_thread(group.shutdown)
     for request_of_it in (waiting, client.generate(REQUESTS[1])):
         with pytest.raises(EngineGoneError):
-            await asyncio.wait_for(request_of_it, 10)
+            await asyncio.wait_for(request_of_it, 60)
 
 
 async def test_new_weights_arrive_in_buckets_and_carry_their_version(local):
@@ -229,10 +233,10 @@ async def test_the_loop_of_the_worker_is_free_while_a_bucket_is_loaded_and_what_
 
 async def test_what_is_done_when_the_wait_ends_is_not_lost(local):
     await local.call_async("submit", "a session", [(7, REQUESTS[0])])
-    while not local.stats()[0]["tokens"] or local.stats()[0]["active"]:
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.05)
-    (served,) = await local.call_async("collect", "a session", 0.0)
+    async with asyncio.timeout(60):
+        while not (found := await local.call_async("collect", "a session", 0.0)):
+            await asyncio.sleep(0.01)
+    (served,) = found
     assert served.number == 7 and [served.generations] == await serve_all(local, REQUESTS[:1])
 
 

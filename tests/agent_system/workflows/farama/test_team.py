@@ -263,7 +263,7 @@ def test_without_the_package_one_line_names_the_extra():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     (line,) = [
         line for line in ended.stderr.splitlines() if line.startswith("agent_system.errors.AgentSystemError")
@@ -284,7 +284,7 @@ def test_without_pettingzoo_its_games_name_the_extra():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (
         "needs the module 'pettingzoo', which is not there; PettingZoo comes with the extra verl-mas[farama]"

@@ -114,7 +114,7 @@ def test_answers_that_hang_do_not_keep_the_process_from_ending():
     )
     start = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert time.monotonic() - start < 30.0

@@ -110,7 +110,7 @@ def _meeting(name: str, barrier: asyncio.Barrier, met: list[str]):
         del request
         if name not in met:
             met.append(name)
-            await asyncio.wait_for(barrier.wait(), 20)
+            await asyncio.wait_for(barrier.wait(), 60)
 
     return meet
 

@@ -22,7 +22,7 @@ def post(url: str, body: object) -> tuple[int, dict]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -50,7 +50,7 @@ def test_it_answers_as_search_r1_does_on_loopback_alone(server):
 
 def test_the_same_query_again_is_remembered(server):
     def health() -> dict:
-        with urllib.request.urlopen(server.url.replace("/retrieve", "/health"), timeout=20) as answer:
+        with urllib.request.urlopen(server.url.replace("/retrieve", "/health"), timeout=240) as answer:
             return json.load(answer)
 
     post(server.url, {"queries": ["where is Dena"], "topk": 2})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import wait_until
 from verl.protocol import DataProto
 from verl.trainer.config import RunConfig
 from verl.trainer.plan.learners import Pace
@@ -214,7 +215,7 @@ def test_a_step_waits_for_episodes_that_are_slow_because_engines_are(loop: LoopT
     config = configured(False)
     config.rollout.call_timeout_s, config.rollout.max_concurrent_episodes = 0.02, 4
     ours = Stream(loop, config, FRESH, [])
-    ours.play_s, ours.limit_s, ours.in_time = 0.3, 0.02, in_time
+    ours.play_s, ours.limit_s, ours.in_time = 0.3 if in_time else 600.0, 0.02, in_time
     ours.published(0, ["p"])
     with StopRequest() as stop:
         if not in_time:
@@ -280,7 +281,7 @@ def test_groups_that_only_drop_allows_are_refused_by_wait(loop: LoopThread, tmp_
     with StopRequest() as stop:
         dropping.take(1, stop)
     dropping.published(1, ["p"])
-    loop.start(asyncio.sleep(0.2)).result()
+    wait_until(lambda: loop.call(dropping.queue.counts)["complete"] == 6)
     dropping.save(tmp_path)
     state = {"async_training": "fully_async"}
     config = configured(False, **keys)

@@ -44,5 +44,5 @@ def test_all_processes_of_an_engine_over_two_devices_end_with_a_killed_worker(tm
             assert named, "the processes of the model share memory"
         finally:
             worker.kill()
-        assert not psutil.wait_procs(below, timeout=20)[1]
+        assert not psutil.wait_procs(below, timeout=240)[1]
         assert not any(file.exists() for file in named), "a name is left behind"

@@ -194,7 +194,7 @@ with lock:
 
 
 def test_semaphores_of_a_killed_engine_leave_no_name() -> None:
-    done = subprocess.run([sys.executable, "-c", UNNAMED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", UNNAMED], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, ""), "and who keeps account of them has heard of it"
 
 
@@ -495,7 +495,7 @@ def test_what_an_engine_process_writes_is_in_its_log_which_says_why_it_died(
         process.engine_environment("cpu", 1, log=log.path) | {"TEST_PATH": os.pathsep.join(sys.path)}
     ):
         found = subprocess.run(
-            [sys.executable, "-c", ENGINE_PROCESS, *arguments], capture_output=True, timeout=60
+            [sys.executable, "-c", ENGINE_PROCESS, *arguments], capture_output=True, timeout=240
         )
     assert (found.stdout, found.stderr) == (b"", b""), "nothing reaches the terminal"
     written = path.read_text()
