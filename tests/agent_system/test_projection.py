@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_system import AgentSystemError, boxed_answer, code_block, number, raw_text, tag, verdict
+from tests.cpu_time import cpu_seconds
 
 ALL = [raw_text, tag("answer"), boxed_answer, code_block(), code_block("python"), number, verdict()]
 TEXT = "<think> </think> <answer> </ANSWER> \\boxed{ { } \\} ``` ```python 1,000.5 approve <verify> </verify> 中 İ"
@@ -65,9 +66,8 @@ def test_boxed_takes_the_last_closed_box_with_nested_braces(text: str, action: s
 
 
 def test_hostile_text_is_parsed_in_linear_time() -> None:
-    import time
 
-    start = time.process_time()
+    start = cpu_seconds()
     texts = (
         r"\boxed{" * 30_000,
         "<answer>" * 30_000,
@@ -86,7 +86,7 @@ def test_hostile_text_is_parsed_in_linear_time() -> None:
     for text in (*texts, *fences):
         for project in ALL:
             project(text)
-    assert time.process_time() - start < 5
+    assert cpu_seconds() - start < 5
 
 
 def test_code_block_takes_the_last_block_of_the_language() -> None:

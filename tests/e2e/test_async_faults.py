@@ -19,6 +19,7 @@ from agent_system.environment import Observation
 from agent_system.launch import collector
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.collector import GroupPlayer
+from agent_system.rollout.episode import Episode
 from tests.conftest import is_idle
 from tests.e2e.conftest import Run, titles_below
 from tests.e2e.teams import LEVELS
@@ -127,10 +128,42 @@ def test_a_world_that_hangs_holds_its_own_group_alone(
     """Steps train on other groups until the time of its episodes is over; another task takes the place of its
     group.
     """
-    update, updates = StepTrainer.update, list[float]()
-    monkeypatch.setattr(StepTrainer, "update", lambda *args: (updates.append(time.time()), update(*args))[1])
+    import my_flow_package
+
+    update, play, updates = StepTrainer.update, Episode.run, list[float]()
+    episodes, loops, prompts = list[Episode](), list[asyncio.AbstractEventLoop](), set[str]()
     began = hanging(lambda number: number == 2)
-    train(QUICK | {"rollout.episode_timeout_s": 5, "rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
+    reset = my_flow_package.MyWorld.reset
+
+    def noted(world: Any, task: Any) -> Observation:
+        seen: Observation = reset(world, task)
+        prompts.update([task.prompt] * world.hangs)
+        return seen
+
+    async def played(episode: Episode) -> None:
+        loops.append(asyncio.get_running_loop())
+        episodes.append(episode)
+        await play(episode)
+
+    def time_is_over() -> None:
+        for episode in episodes:
+            if not episode.over and episode.spec.task.prompt in prompts:
+                episode.clock._timeout.reschedule(0.0)
+
+    def updated(*args: Any) -> Any:
+        """The time of the episodes that hang is over in the second update beside them, however long these
+        take.
+        """
+        if len(began) == 3:
+            updates.append(time.time())
+            if len(updates) == 2:
+                loops[0].call_soon_threadsafe(time_is_over)
+        return update(*args)
+
+    monkeypatch.setattr(my_flow_package.MyWorld, "reset", noted)
+    monkeypatch.setattr(Episode, "run", played)
+    monkeypatch.setattr(StepTrainer, "update", updated)
+    train(QUICK | {"rollout.max_failure_rate": 0.5, "trainer.save_freq": 6})
     failed = [
         record.created
         for record in caplog.records
@@ -142,6 +175,13 @@ def test_a_world_that_hangs_holds_its_own_group_alone(
     check_ledger(tmp_path / "run", 6, failing=True)
 
 
+@pytest.fixture
+def of_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is slow uses up little of the time of an episode, which is short here."""
+    monkeypatch.setattr("agent_system.rollout.clock.REPLY_S", 0.05)
+
+
+@pytest.mark.usefixtures("of_any_speed")
 def test_worlds_that_all_hang_end_the_run_with_the_cause(
     train: Run, hanging: Callable[..., list[float]]
 ) -> None:
@@ -153,6 +193,7 @@ def test_worlds_that_all_hang_end_the_run_with_the_cause(
         train(QUICK | {"rollout.episode_timeout_s": 1})
 
 
+@pytest.mark.usefixtures("of_any_speed")
 def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that swallows its cancellation outlasts the time limit of its episode."""
     import my_flow_package
@@ -170,6 +211,7 @@ def test_episodes_that_cannot_be_ended_are_named(train: Run, monkeypatch: pytest
         train(QUICK | {"rollout.episode_timeout_s": 1, "rollout.call_timeout_s": 1})
 
 
+@pytest.mark.usefixtures("of_any_speed")
 @pytest.mark.parametrize("mode", ASYNC_MODES)
 def test_an_episode_that_cannot_be_ended_costs_itself_alone_in_every_mode(
     train: Run, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -69,11 +69,23 @@ def test_a_dead_engine_is_replaced_when_it_gets_its_weights(train: Run, tmp_path
 
 
 def test_an_engine_that_dies_while_it_samples_is_replaced_with_all_adapters(
-    train: Run, dying: Callable[..., None], tmp_path: Path
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It dies in step 2 with the first request of a second speaker; requests of that moment come together."""
     changes = LEVELS["L2"].changes | {"trainer.val_before_train": False, "data.val_files": "[]"}
-    submits = calls_of(("submit",), tmp_path / "whole", train, changes, syncs=1)
-    dying(RolloutWorker, "submit", submits["submit"] - 1)
+    train(changes | {"trainer.default_local_dir": tmp_path / "whole"})
+    submit, dead = RolloutWorker.submit, list[RolloutWorker]()
+
+    @functools.wraps(submit)
+    def submitted(worker: RolloutWorker, session: str, requests: Any) -> Any:
+        names = [request.request_id for _, request in requests]
+        if not dead and any(name.startswith("step2/") and name.endswith("/1.1") for name in names):
+            dead.append(worker)
+        if worker in dead:
+            raise WorkerDiedError("submit met a dead process")
+        return submit(worker, session, requests)
+
+    monkeypatch.setattr(RolloutWorker, "submit", submitted)
     train(changes)
     lines, whole = (
         [line for line in read_metrics(tmp_path / name) if "actor/lr" in line] for name in ("run", "whole")
@@ -107,12 +119,8 @@ def test_an_engine_is_not_started_anew_on_another_base(
         train(LEVELS["L2"].changes | changes)
 
 
-def calls_of(
-    methods: tuple[str, ...], folder: Path, train: Run, changes: dict[str, Any], syncs: int = 3
-) -> dict[str, int]:
-    """How often a sync calls each method: one before the first step and one after each of two; or how often
-    it is called at all.
-    """
+def calls_of(methods: tuple[str, ...], folder: Path, train: Run, changes: dict[str, Any]) -> dict[str, int]:
+    """How often a sync calls each method: there is one before the first step and one after each of two."""
     counts = dict.fromkeys(methods, 0)
 
     def counted(method: str) -> Callable[..., Any]:
@@ -129,8 +137,8 @@ def calls_of(
         for method in methods:
             patch.setattr(RolloutWorker, method, counted(method))
         train(changes | {"trainer.default_local_dir": folder})
-    assert not any(count % syncs for count in counts.values())
-    return {method: count // syncs for method, count in counts.items()}
+    assert not any(count % 3 for count in counts.values())
+    return {method: count // 3 for method, count in counts.items()}
 
 
 def test_an_engine_that_dies_again_in_a_step_ends_the_run_in_one_line(

@@ -314,7 +314,10 @@ def test_too_many_failed_episodes_stop_the_run_with_their_causes(
     assert saved(tmp_path / "run") == 1
 
 
-def test_an_environment_that_hangs_costs_its_episode_only(faults: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_environment_that_hangs_costs_its_episode_only(
+    faults: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_system.rollout.clock.REPLY_S", 0.05)  # a slow engine ends no other episode
     start = time.monotonic()
     faults(
         "collect:hang_one",

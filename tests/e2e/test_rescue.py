@@ -191,6 +191,7 @@ def test_groups_in_progress_and_complete_ones_are_saved_when_a_world_hangs(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GroupPlayer, "limit_s", 1.0)  # before the episodes are abandoned
+        patch.setattr("agent_system.rollout.clock.REPLY_S", 0.05)  # a slow engine ends no other episode
         updating(patch, 2, lambda: patch.setattr(my_flow_package.MyWorld, "step", deaf))
         with pytest.raises(
             TimeoutError, match=r"^step \d waited 3 s for groups in progress: step\d/toy:\d+/0, step\d"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from agent_system.evolve.edits import EDITS, EditRefused, Parts, apply_all, dump
 from agent_system.evolve.propose import draw_team
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import hand_written, roles_team
+from tests.cpu_time import cpu_seconds
 
 PAIR = """\
 team: 1
@@ -173,10 +173,10 @@ def test_an_edit_that_does_not_fit_is_refused_with_the_reason(
      '[{"op": "loop", "at": "do[0]", "n": 1e999}]', json.dumps([{"op": "drop", "at": "do[0]"}] * 4)],
 )  # fmt: skip
 def test_a_reply_that_is_no_list_of_edits_is_refused_at_once(text: str) -> None:
-    before = time.process_time()
+    before = cpu_seconds()
     with pytest.raises(EditRefused):
         read_edits(text)
-    assert time.process_time() - before < 1
+    assert cpu_seconds() - before < 1
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_lists_inside_an_edit_are_no_lists_of_edits() -> None:
 
 @pytest.mark.parametrize("text", ['[{"a":' * 10_000, "[{" * 32_000, '[{"a":1},' * 7_000])
 def test_many_lists_that_do_not_end_take_no_time(text: str) -> None:
-    before = time.process_time()
+    before = cpu_seconds()
     with pytest.raises(EditRefused):
         read_edits(text)
-    assert time.process_time() - before < 1
+    assert cpu_seconds() - before < 1
 
 
 def test_a_new_agent_has_no_name_of_an_agent_of_the_run(start: Team) -> None:

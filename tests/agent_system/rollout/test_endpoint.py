@@ -20,6 +20,7 @@ from agent_system.rollout.endpoint import MAX_SEARCHED_CHARS, Endpoint, Endpoint
 from agent_system.rollout.prompt import Prompt
 from agent_system.rollout.remote import RemoteBinding
 from tests.chat_server import ChatServer, completion
+from tests.cpu_time import cpu_seconds
 from verl.protocol.generate import SamplingParams
 from verl.trainer.config.api import ApiConfig
 
@@ -179,9 +180,9 @@ def test_a_key_is_masked_however_it_is_spelled(spelling: str) -> None:
     ids=["backslash", "percent", "letter", "entity"],
 )
 def test_no_answer_makes_the_search_for_keys_slow(text: str) -> None:
-    began = time.process_time()
+    began = cpu_seconds()
     assert len(endpoint("http://host", api_key=KEY)._quoted(text)) == 200
-    assert time.process_time() - began < 3
+    assert cpu_seconds() - began < 3
 
 
 async def test_a_key_that_the_cut_divides_is_not_quoted(server: ChatServer) -> None:

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +5,7 @@ from hypothesis import strategies as st
 from agent_system.workflows.code import team
 from agent_system.workflows.code.world.problem import Case
 from agent_system.workflows.code.world.replies import Suite, read_pairs, read_tests
+from tests.cpu_time import cpu_seconds
 
 
 def pair(given: str, expected: str) -> str:
@@ -43,9 +42,9 @@ def test_any_mixture_of_tags_is_read(parts: list[str]) -> None:
 
 
 def test_a_long_reply_is_read_in_no_time() -> None:
-    start = time.process_time()
+    start = cpu_seconds()
     read_pairs("<input>" * 100_000 + "<output>" * 100_000)
-    assert time.process_time() - start < 5
+    assert cpu_seconds() - start < 5
 
 
 def test_tests_in_the_thinking_do_not_count_and_only_tests_are_the_action() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agent_system.errors import AgentSystemError
 from agent_system.workflows.graph import Team
 from agent_system.workflows.graph.play import compile_team
+from tests.cpu_time import cpu_seconds
 
 CALLS = "- {call: A, id: a}\n- {call: A, id: b}\n"
 VOTE = "{vote: [a, b]}"
@@ -27,10 +26,10 @@ def nested(levels: int, width: int, inner: str) -> str:
 
 
 def problem(text: str) -> str:
-    started = time.process_time()
+    started = cpu_seconds()
     with pytest.raises(AgentSystemError) as error:
         Team.parse(text)
-    assert time.process_time() - started < 1.0
+    assert cpu_seconds() - started < 1.0
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -90,12 +89,12 @@ def test_the_size_of_a_file_is_checked_first(levels: int, width: int, named: boo
 
 def test_the_largest_file_is_checked_in_time() -> None:
     inner = ",".join(f"{{call: A, id: x{i}, sees: [a, b]}}" for i in range(150))
-    started = time.process_time()
+    started = cpu_seconds()
     assert Team.parse(team(nested(14, 6, inner))).calls == 2 + 150 + 14 * 6
     arms = "do: [{call: A, id: y#}], else: [{call: A, id: z#}]"
     ifs = ",".join(f"{{if: {{observation: x}}, {arms.replace('#', str(i))}}}" for i in range(80))
     Team.parse(team(f"- {{parallel: [[{ifs}], {{call: A}}]}}"))
-    assert time.process_time() - started < 1.0
+    assert cpu_seconds() - started < 1.0
 
 
 def test_votes_of_votes_are_checked_and_prepared_in_time() -> None:
@@ -105,11 +104,11 @@ def test_votes_of_votes_are_checked_and_prepared_in_time() -> None:
         votes.append(f"- {{vote: [{names[-2]}, {names[-1]}], id: v{number}}}")
         names.append(f"v{number}")
     last = "- {call: A, sees: [v199], unless: {of: v199, field: votes, above: 1}}"
-    started = time.process_time()
+    started = cpu_seconds()
     team_spec = Team.parse(team("\n".join([*votes, last]), "v199"))
     compile_team(team_spec.spec)
     team_spec.key()
-    assert time.process_time() - started < 1.0
+    assert cpu_seconds() - started < 1.0
 
 
 @pytest.mark.parametrize(

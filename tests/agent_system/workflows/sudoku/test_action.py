@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from agent_system.workflows.sudoku.world.action import (
     cells_text,
     parse_action,
 )
+from tests.cpu_time import cpu_seconds
 
 CELLS = Action((Move(1, 2, 3), Move(4, 1, 2)))
 GRID = "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1"
@@ -78,7 +77,7 @@ def test_any_text_is_read_or_refused(text):
 
 @pytest.mark.timing
 def test_long_hostile_text_takes_no_time():
-    start = time.process_time()
+    start = cpu_seconds()
     for text in (
         "[" * MAX_ACTION_CHARS,
         "(1" * (MAX_ACTION_CHARS // 2),
@@ -86,7 +85,7 @@ def test_long_hostile_text_takes_no_time():
         "[(" * 2000,
     ):
         parse_action(text, 9)
-    assert time.process_time() - start < 0.5
+    assert cpu_seconds() - start < 0.5
 
 
 def test_written_cells_are_read_back():

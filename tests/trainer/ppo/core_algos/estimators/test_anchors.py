@@ -1,10 +1,9 @@
 """Grouping of steps by the state they began in."""
 
-import time
-
 import numpy as np
 import pytest
 
+from tests.cpu_time import cpu_seconds
 from verl.trainer.ppo.core_algos import build_step_group
 from verl.trainer.ppo.core_algos.estimators.anchors import similarity
 
@@ -82,9 +81,9 @@ def test_fifty_thousand_rows_are_no_loop_over_rows() -> None:
     anchors = objects([f"You are in room {room}." for room in rng.integers(0, 500, 50_000)])
     index = np.repeat(np.arange(250), 200)
     build_step_group(anchors[:100], index[:100])
-    start = time.process_time()
+    start = cpu_seconds()
     groups = build_step_group(anchors, index)
-    assert time.process_time() - start < 0.5
+    assert cpu_seconds() - start < 0.5
     assert len(np.unique(groups)) == len(set(zip(index.tolist(), anchors.tolist(), strict=True)))
 
 
