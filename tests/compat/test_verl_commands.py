@@ -845,7 +845,7 @@ OWN_OPTIM = f"{PER_AGENT}.actor.optim.lr_warmup_steps"
 WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
 FOLDER = "/a/global_step_3"
 PATH, NAME = (f"reward.custom_reward_function.{leaf}" for leaf in ("path", "name"))
-SHARE_OF_ALL = "lr_warmup_steps_ratio; .*lr_warmup_steps: below 1"
+SHARE_OF_ALL = "lr_warmup_steps_ratio.*; .*lr_warmup_steps: below 1"
 
 
 @pytest.mark.parametrize("marker", [[], ["data.truncation=error"]])

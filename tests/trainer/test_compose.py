@@ -106,7 +106,7 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
 
 @pytest.mark.parametrize("switch", EARLIER, ids=lambda switch: switch.name)
 def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path, switch: Switch) -> None:
-    number = "team_reward" if command_line.KEYS[switch.number].choices else 7
+    number = 7 if switch.on.replace(".", "").isdigit() else switch.on
     saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
     OmegaConf.update(saved, switch.number, number, force_add=True)
     for word, expected in zip(switch.words, (number, switch.off), strict=True):
@@ -194,8 +194,11 @@ def test_a_file_with_keys_that_are_one_now_is_read_as_before(
 def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) -> None:
     saved = OmegaConf.create(asdict(command_line.compose_config([*TEAM, "agent.agent_ids=[A,B]"])))
     OmegaConf.update(saved, OPTIM, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5})
+    ranges = {"clip_ratio": 0.1, "clip_ratio_low": None, "clip_ratio_high": 0.4}
+    for name, value in ranges.items():
+        OmegaConf.update(saved, f"{ACTOR}.{name}", value, force_add=True)
     own = {
-        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio": [0.3, None]},
         "rollout": {"val_kwargs": {"do_sample": [False, None]}},
     }
     OmegaConf.update(saved, "agent.agent_specific_parameters", own)

@@ -430,9 +430,9 @@ def _switch(switch: Switch) -> tuple[VerlKey, ...]:
     pairs = [(switch.name, switch.number, switch.note)]
     if switch.number.startswith("actor_rollout_ref."):
         names = (name.replace("actor_rollout_ref", PER_AGENT, 1) for name in (switch.name, switch.number))
-        own = "null: the common one" if switch.off is None else switch.note
+        meaning = "null: the common one" if switch.off is None else switch.note
         none = "null" if switch.off is None else f"{switch.off:g}"
-        pairs.append((*names, f"one number per agent, such as [{switch.on},{none}]; {own}"))  # type: ignore[arg-type]
+        pairs.append((*names, f"one number per agent, such as [{switch.on},{none}]; {meaning}"))  # type: ignore[arg-type]
     return tuple(
         entry
         for name, number, note in pairs
@@ -522,8 +522,8 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
         for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps", f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     ),
     *(
-        _renamed(name, name, note="rows of a micro-batch", take=beside_leader(own, f"{ACTOR}.use_dynamic_bsz"))
-        for name, own in (
+        _renamed(name, name, note="rows of a micro-batch", take=beside_leader(its_switch, f"{ACTOR}.use_dynamic_bsz"))
+        for name, its_switch in (
             ("critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"),
             (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{REF}.log_prob_use_dynamic_bsz"),
             (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_use_dynamic_bsz"),

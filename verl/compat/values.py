@@ -276,11 +276,13 @@ def grouped(setting: Setting) -> Translation | None:
     return Translation({} if decided else {key: fields}, listed=False)
 
 
-def beside_leader(own: str, switch: str) -> Take:
-    """Leave out a number of rows whose switch, `own`, follows `switch`, which asks for tokens."""
+def beside_leader(its_switch: str, switch: str) -> Take:
+    """Leave out a number of rows whose switch, `its_switch`, follows `switch`, which asks for tokens."""
 
     def take(setting: Setting) -> Translation | None:
-        by_tokens = own not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        by_tokens = (
+            its_switch not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        )
         return Translation() if by_tokens or setting.plain == "null" else None
 
     take.__doc__ = f"Left out beside {switch}=true, which its own switch follows, and if null."
