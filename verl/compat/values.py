@@ -354,8 +354,8 @@ def recorded_steps(setting: Setting) -> Translation | None:
     """Left out beside tool=null; translated beside profile_continuous_steps=true: those that follow
     each other are in a list.
     """
-    tool = setting.command.get("global_profiler.tool")
-    if tool is not None and plain(tool) == "null":
+    tool = plain(setting.command.get("global_profiler.tool", "torch"))
+    if tool == "null" or (tool != "torch" and setting.plain in ("[]", "null")):
         return Translation(listed=False)
     steps = _read(setting.value)
     joins = plain(setting.command.get("global_profiler.profile_continuous_steps", "false")) == "true"

@@ -232,7 +232,7 @@ def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section
         check(config)
 
 
-PASS_KEYS = {"log_prob_micro_batch_size_per_gpu": 8, "log_prob_max_token_len_per_gpu": 4096}
+PASS_KEYS = {"log_prob_max_token_len_per_gpu": 4096}
 
 
 @pytest.mark.parametrize("key", PASS_KEYS)
