@@ -773,7 +773,7 @@ def test_a_switch_becomes_a_value_of_its_key_in_any_command(switch: Switch) -> N
         ([f"{switch.name}={off}", f"{switch.number}={other}"], as_typed(switch.off)),
         ([f"{switch.name}={off}"], as_typed(switch.off)),
     ):
-        for marker in ([], ["data.truncation=error"]):
+        for marker in ([], ["data.truncation=error"])[: 1 + (len(typed) == 1)]:
             config = compose_config([*ALONE, *typed, *marker])
             assert same(as_typed(value_at(config, switch.number)), expected), (typed, marker)
     assert switch.name not in KEYS

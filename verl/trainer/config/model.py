@@ -240,11 +240,6 @@ class UpdateConfig:
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
 
-    @property
-    def use_dynamic_bsz(self) -> bool:
-        """Whether micro-batches have a token budget instead of a number of rows."""
-        return self.ppo_micro_batch_size_per_gpu is None
-
 
 @dataclass
 class ActorConfig(UpdateConfig):
