@@ -244,8 +244,8 @@ def without_switch(switch: str, off: str = "false") -> Take:
     """Leave out a value that has no effect, as the command does not set `switch`, which is off there."""
 
     def take(setting: Setting) -> Translation | None:
-        said = f"no effect without {switch}"
-        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=said)
+        note = f"no effect without {switch}"
+        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=note)
 
     take.__doc__ = f"Left out without {switch.rpartition('.')[2]}, which is {off} by default there."
     return take
@@ -341,8 +341,8 @@ def recorded_ranks(setting: Setting) -> Translation | None:
         return Translation(listed=False)
     if enable == "false":
         return Translation({setting.here[0]: "[]"}, listed=False)
-    chosen = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
-    return Translation({setting.here[0]: chosen}, listed=False)
+    ranks_text = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
+    return Translation({setting.here[0]: ranks_text}, listed=False)
 
 
 def beside_enable(setting: Setting) -> Translation | None:
