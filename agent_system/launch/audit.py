@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent_system.errors import AgentSystemError
-from agent_system.launch.checks import build_datasets, prompt_measures
+from agent_system.launch.checks import build_datasets, prompt_measures, start_sandbox
 from agent_system.launch.collector import build_collector, build_reward_model, check_endpoints
 from agent_system.launch.env_workers import env_workers
 from agent_system.launch.first_checks import check_team
-from agent_system.launch.serving import started_team
 from agent_system.record import EpisodeRecord
 from agent_system.replay.arms import (
     ArmPlayer,
@@ -42,6 +41,7 @@ from agent_system.replay.arms import (
 from agent_system.replay.client import Replays, replayer
 from agent_system.replay.effects import Measured, effects_table, estimator_rows
 from agent_system.rollout.collector import Collector
+from agent_system.sandbox import close_shared
 from verl.protocol import DataProto
 from verl.protocol.generate import GREEDY_SUFFIX
 from verl.protocol.template_time import TEMPLATE_TIME
@@ -57,10 +57,10 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.checkpointer import LOADER_FILE
 from verl.trainer.ppo.collect.source import collect_step
 from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples
-from verl.trainer.ppo.controller import resolve_device
+from verl.trainer.ppo.controller import build_controller, resolve_device
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.serving import Engines, for_serving, serving_plan
+from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.console import print_table
 from verl.utils.dataset import RLHFDataset, TaskLoader, build_loader
@@ -159,7 +159,19 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
     assert train is not None, "a run that writes checkpoints has training tasks"
     loader = _loader(saved, config.data, train)
     check_endpoints(config.reward, plan)
-    with started_team(config, plan, saved, engines) as (team, clients), env_workers(config) as workers:
+    with ExitStack() as started:
+        start_sandbox(config)
+        started.callback(close_shared)
+        controller = build_controller(config)
+        started.callback(controller.shutdown)
+        team = serving_team(config, plan, controller, engines)
+        started.callback(team.shutdown)
+        team.start()
+        team.init_model(1)
+        serve_weights(saved, team)
+        # a restarted one lacks trained weights
+        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+        workers = started.enter_context(env_workers(config))
         replays = Replays()
         collector = build_collector(config, plan, tokenizers, clients, workers)
         model = build_reward_model(config.data, config.reward, plan, tokenizers, clients)

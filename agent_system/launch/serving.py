@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from agent_system.conversation import Conversation
 from agent_system.environment import BaseEnv
@@ -24,7 +23,6 @@ from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
 
 
@@ -75,19 +73,6 @@ def loaded_team(
     env = EnvRegistry.get(config.env.env_name)
     check(build_collector(config, plan, tokenizers, dict.fromkeys(tokenizers)), env)
     check_endpoints(config.reward, plan)
-    with started_team(config, plan, saved, engines) as (_, clients):
-        yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients), env)
-
-
-@contextmanager
-def started_team(
-    config: RunConfig, plan: RunPlan, saved: SavedRun, engines: Engines
-) -> Iterator[tuple[TeamWorkers, dict[str, Any]]]:
-    """Start the sandbox and the engines of a saved team with its weights; shut both down at exit.
-
-    Yields the team and the client of each engine by `wg_id`, which ends with the engine: a restarted
-    one lacks trained weights.
-    """
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)
@@ -98,7 +83,9 @@ def started_team(
         team.start()
         team.init_model(1)
         serve_weights(saved, team)
-        yield team, {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+        # a restarted one lacks trained weights
+        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+        yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients), env)
 
 
 @contextmanager
