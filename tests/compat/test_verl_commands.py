@@ -211,7 +211,7 @@ def test_what_scripts_of_verl_say_beside_the_algorithm_is_taken(override: str, l
     ("override", "words"),
     [
         ("model_engine=veomni", "FSDP2 is the one training engine"),
-        ("actor_rollout_ref.ref.profiler.enable=True", "here actor_rollout_ref.actor.profiler.enable"),
+        ("actor_rollout_ref.ref.profiler.enable=True", "here actor_rollout_ref.actor.profiler.ranks"),
         ("actor_rollout_ref.actor.profiler.tool=npu", "torch is the one profiler"),
         ("critic.profiler.tool_config.torch.schedule.active=2", "whole steps are recorded"),
         ("global_profiler.finish_hook_cmd=upload", "no command is run after the last step"),

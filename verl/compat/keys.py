@@ -381,7 +381,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),
     *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler.enable", take=no_effect(silent=("false",))),
     *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler", take=nothing()),
-    _renamed(f"{REF}.profiler.enable", f"{ACTOR}.profiler.enable", note=_REFERENCE_TRACE, take=within_the_policy),
+    _renamed(f"{REF}.profiler.enable", f"{ACTOR}.profiler.ranks", note=_REFERENCE_TRACE, take=within_the_policy),
     *_absent(_REFERENCE_TRACE, f"{REF}.profiler", take=nothing()),
     *_absent("torch is the one profiler", "*.profiler.tool", take=nothing("null", "torch")),
     _renamed("*.profiler.save_path", "global_profiler.save_path", note="one folder for all workers",

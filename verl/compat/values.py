@@ -396,10 +396,10 @@ def unused_tool(setting: Setting) -> Translation | None:
 
 def within_the_policy(setting: Setting) -> Translation | None:
     """Left out if false, or if the policy is recorded too, else refused."""
-    policy = plain(setting.command.get("actor_rollout_ref.actor.profiler.enable", "false"))
-    return (
-        Translation(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
-    )
+    section = "actor_rollout_ref.actor.profiler"
+    policy = plain(setting.command.get(f"{section}.enable", "false")) == "true"
+    policy |= plain(setting.command.get(f"{section}.ranks", "[]")) != "[]"
+    return Translation(listed=setting.plain == "true") if policy or setting.plain == "false" else None
 
 
 def _only(values: Sequence[str]) -> str:
