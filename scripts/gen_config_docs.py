@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from agent_system.evolve.settings import EvolveConfig  # noqa: E402
 from verl.compat.defaults import DR_MAS_DEFAULTS, VERL_DEFAULTS  # noqa: E402
-from verl.compat.keys import VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
+from verl.compat.keys import TWINS, VERL_KEYS, VERL_MEANINGS, VERL_VALUES, VerlKey  # noqa: E402
 from verl.compat.pettingllms import PETTINGLLMS_KEYS  # noqa: E402
 from verl.trainer.config import RunConfig  # noqa: E402
 from verl.trainer.config.spec import Key, keys, type_text  # noqa: E402
@@ -26,6 +26,7 @@ from verl.trainer.plan.ineffective_keys import ESTIMATED, IN_THE_LOSS, condition
 DOC = ROOT / "docs" / "config.md"
 MAP = ROOT / "docs" / "upstream_map.md"
 # Headers of the tables that are written into the map.
+TWINS_HEADER = "| in any command | here | a command's value | |\n|---|---|---|---|\n"
 KEYS_HEADER = "| verl 0.9 | here | a command's value | |\n|---|---|---|---|\n"
 VALUES_HEADER = "| key | a command's value | |\n|---|---|---|\n"
 DEFAULTS_HEADER = "| default | of a command in the names of |\n|---|---|\n"
@@ -205,14 +206,14 @@ def our_keys(here: Sequence[str]) -> str:
     return ", ".join(f"`{key}`" for key in here) or "none"
 
 
-def render_verl_keys(entries: Sequence[VerlKey]) -> str:
-    """Return the table of verl's keys that do not exist here; entries with the same text share a row."""
+def render_verl_keys(entries: Sequence[VerlKey], header: str = KEYS_HEADER) -> str:
+    """Return the table of keys that do not exist here; entries with the same text share a row."""
     rows = []
     for (here, taken, note), members in groupby(
         entries, key=lambda entry: (entry.here, entry.taken(), entry.note)
     ):
         rows.append(f"| {upstream_names(members)} | {our_keys(here)} | {taken} | {note} |\n")
-    return KEYS_HEADER + "".join(rows)
+    return header + "".join(rows)
 
 
 def render_verl_values(entries: Sequence[VerlKey]) -> str:
@@ -243,6 +244,9 @@ def upstream_tables() -> dict[str, str]:
     """Return header -> whole table, of every table that is written into the map."""
     return {
         KEYS_HEADER: render_verl_keys(VERL_KEYS),
+        TWINS_HEADER: render_verl_keys(
+            [entry for entry in TWINS if entry.name not in entry.here], TWINS_HEADER
+        ),
         VALUES_HEADER: render_verl_values([*VERL_VALUES, *VERL_MEANINGS]),
         DEFAULTS_HEADER: render_defaults({"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}),
         PETTINGLLMS_HEADER: render_pettingllms(PETTINGLLMS_KEYS),

@@ -54,11 +54,15 @@ def turn_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig
     return rewards * at.turn / at.turns
 
 
+def _number(settings: RewardConfig, default: float) -> float:
+    return default if settings.shaping_by is None else settings.shaping_by
+
+
 def discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
     """Return `r * gamma^(turns - turn)`: earlier turns weigh less, by `reward.shaping_by` per
     turn.
     """
-    return rewards * settings.shaping_gamma ** (at.turns - at.turn)
+    return rewards * _number(settings, 0.9) ** (at.turns - at.turn)
 
 
 def hop_weighted(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
@@ -70,12 +74,12 @@ def hop_discount(rewards: np.ndarray, at: CallPositions, settings: RewardConfig)
     """Return `r * gamma^(hops - hop)`: earlier calls weigh less, by `reward.shaping_by` per
     call.
     """
-    return rewards * settings.shaping_gamma ** (at.hops - at.hop)
+    return rewards * _number(settings, 0.9) ** (at.hops - at.hop)
 
 
 def binary(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:
     """Return `1 if r > threshold else 0`, with `reward.shaping_by` as the threshold."""
-    return (rewards > settings.shaping_threshold).astype(np.float64)
+    return (rewards > _number(settings, 0.5)).astype(np.float64)
 
 
 def normalized(rewards: np.ndarray, at: CallPositions, settings: RewardConfig) -> np.ndarray:

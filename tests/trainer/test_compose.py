@@ -16,7 +16,7 @@ from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan import command_line
 from verl.trainer.plan.checks import resolve
-from verl.trainer.plan.earlier_files import FORMER, Switch
+from verl.trainer.plan.earlier_files import FORMER
 from verl.trainer.plan.earlier_files import SWITCHES as EARLIER
 from verl.utils.names import value_at
 
@@ -104,15 +104,22 @@ def test_a_file_of_a_version_with_switches_is_read_as_the_values_that_they_becam
     )
 
 
-@pytest.mark.parametrize("switch", EARLIER, ids=lambda switch: switch.name)
-def test_a_file_with_a_switch_is_read_as_the_value_that_it_meant(tmp_path: Path, switch: Switch) -> None:
-    number = "team_reward" if command_line.KEYS[switch.number].choices else 7
+@pytest.mark.parametrize("on", [True, False])
+def test_a_file_with_switches_is_read_as_the_values_that_they_meant(tmp_path: Path, on: bool) -> None:
+    numbers = {switch.number: 7 if switch.on.replace(".", "").isdigit() else switch.on for switch in EARLIER}
+    switches = {switch.name: switch.words[0 if on else 1] for switch in EARLIER}
+    config = read_former(tmp_path, numbers | switches)
+    for switch in EARLIER:
+        assert value_at(config, switch.number) == (numbers[switch.number] if on else switch.off)
+
+
+def read_former(folder: Path, keys: dict[str, Any]) -> RunConfig:
+    """The configuration of a file with some keys of earlier versions."""
     saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
-    OmegaConf.update(saved, switch.number, number, force_add=True)
-    for word, expected in zip(switch.words, (number, switch.off), strict=True):
-        OmegaConf.update(saved, switch.name, word, force_add=True)
-        OmegaConf.save(saved, tmp_path / "config.yaml")
-        assert value_at(command_line.load_config(tmp_path / "config.yaml"), switch.number) == expected
+    for key, value in keys.items():
+        OmegaConf.update(saved, key, value, force_add=True)
+    OmegaConf.save(saved, folder / "config.yaml")
+    return command_line.load_config(folder / "config.yaml")
 
 
 ACTOR = "actor_rollout_ref.actor"
@@ -180,22 +187,30 @@ EARLIER_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("then", "name", "value"), EARLIER_FILES)
-def test_a_file_with_keys_that_are_one_now_is_read_as_before(
-    tmp_path: Path, then: dict[str, Any], name: str, value: Any
-) -> None:
-    saved = OmegaConf.create(asdict(command_line.compose_config(TEAM)))
-    for key, former in then.items():
-        OmegaConf.update(saved, key, former, force_add=True)
-    OmegaConf.save(saved, tmp_path / "config.yaml")
-    assert value_at(command_line.load_config(tmp_path / "config.yaml"), name) == value
+def test_files_with_keys_that_are_one_now_are_read_as_before(tmp_path: Path) -> None:
+    """As few files as hold all of `EARLIER_FILES`, with one value of each key."""
+    cases = list(EARLIER_FILES)
+    while cases:
+        former: dict[str, Any] = {}
+        read = []
+        for case in list(cases):
+            if not former.keys() & case[0].keys():
+                former |= case[0]
+                read.append(case)
+                cases.remove(case)
+        config = read_former(tmp_path, former)
+        for then, name, value in read:
+            assert value_at(config, name) == value, then
 
 
 def test_own_values_of_keys_that_are_one_now_are_read_as_before(tmp_path: Path) -> None:
     saved = OmegaConf.create(asdict(command_line.compose_config([*TEAM, "agent.agent_ids=[A,B]"])))
     OmegaConf.update(saved, OPTIM, {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.5})
+    ranges = {"clip_ratio": 0.1, "clip_ratio_low": None, "clip_ratio_high": 0.4}
+    for name, value in ranges.items():
+        OmegaConf.update(saved, f"{ACTOR}.{name}", value, force_add=True)
     own = {
-        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio_low": [0.3, None]},
+        "actor": {"optim": {"lr_warmup_steps": [7, None]}, "clip_ratio": [0.3, None]},
         "rollout": {"val_kwargs": {"do_sample": [False, None]}},
     }
     OmegaConf.update(saved, "agent.agent_specific_parameters", own)

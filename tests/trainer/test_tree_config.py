@@ -44,14 +44,18 @@ BY_AGENT = {"algorithm.group_by": ["uid", "agent_id"]}
             "algorithm.m_grpo.main_agent": "Solver Agent",
             "algorithm.group_by": ["uid"],
         },
-        {"algorithm.adv_estimator": "gae", "algorithm.gae.level": "turn", "algorithm.group_by": None},
+        {
+            "algorithm.adv_estimator": "gae",
+            "algorithm.gae.level": "turn",
+            "algorithm.group_by": ["uid", "agent_id"],
+        },
         {
             "algorithm.adv_estimator": "remax",
-            "algorithm.group_by": None,
+            "algorithm.group_by": ["uid", "agent_id"],
             "algorithm.norm_adv_by_std_in_grpo": False,
         },
-        {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.group_by": None},
-        {"algorithm.adv_estimator": "rae", "algorithm.group_by": None},
+        {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.group_by": ["uid", "agent_id"]},
+        {"algorithm.adv_estimator": "rae", "algorithm.group_by": ["uid", "agent_id"]},
         {"reward.team_scope": "episode", "reward.propagation.mode": "threshold"} | BY_AGENT,
         {
             "algorithm.statistics_over": "trajectories",
@@ -69,7 +73,10 @@ def test_committed_replies_are_an_episode_for_every_estimator(
 @pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce_plus_plus", "rae"])
 def test_baselines_of_single_replies_fit_single_steps(tiny_model_dir: Path, estimator: str) -> None:
     over = {"algorithm.statistics_over": "samples"} if estimator == "rae" else {}
-    check(tiny_model_dir, {"algorithm.adv_estimator": estimator, "algorithm.group_by": None} | over)
+    check(
+        tiny_model_dir,
+        {"algorithm.adv_estimator": estimator, "algorithm.group_by": ["uid", "agent_id"]} | over,
+    )
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"])
@@ -130,7 +137,7 @@ def test_the_preset_fits_every_estimator_with_a_group_baseline(tiny_model_dir: P
             "rollout.tree.candidate_weight=0.5 has no effect; it needs rollout.tree.returns=committed",
         ),
         (
-            {"algorithm.adv_estimator": "rae", "algorithm.group_by": None},
+            {"algorithm.adv_estimator": "rae", "algorithm.group_by": ["uid", "agent_id"]},
             "averaged first with algorithm.statistics_over=auto",
         ),
         (

@@ -57,7 +57,8 @@ OLDER_DEFAULTS = {
 FOLLOW = (
     f"{REF}.log_prob_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.shuffle",
+    "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_mini_batch_size", "critic.ppo_epochs",
+    "critic.shuffle",
     "critic.loss_agg_mode",
 )  # fmt: skip
 # Keys that are left out where they have no effect: verl reads them under the same conditions, or

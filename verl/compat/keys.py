@@ -288,12 +288,15 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent("the prompt of every call is built separately", "data.continuous_token"),
     # Rewards.
     *_absent("metrics have the share of penalized replies", "reward.reward_kwargs.overlong_buffer_cfg.log", take=nothing()),
-    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
+    _renamed("reward.reward_kwargs.overlong_buffer_cfg", "reward.overlong_buffer", note="len and penalty_factor",
+             take=overlong_buffer),
     _renamed("reward.reward_kwargs.max_resp_len", "data.max_response_length", note="each agent's own limit applies",
              take=equal_to_here),
-    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="len and penalty_factor", take=overlong_buffer),
+    _renamed("reward_model.overlong_buffer", "reward.overlong_buffer", note="len and penalty_factor",
+             take=overlong_buffer),
     *(
-        _renamed(f"custom_reward_function.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        _renamed(f"custom_reward_function.{name}", f"{FUNCTION}.path", note="file_or_module:function",
+                 take=reward_function)
         for name in ("path", "name")
     ),
     _renamed("custom_reward_function", FUNCTION, note="path:name and reward_kwargs", take=carried),
@@ -378,7 +381,7 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *_absent(_FSDP2, "model_engine", take=nothing("dp", "fsdp", "fsdp2")),
     *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler.enable", take=no_effect(silent=("false",))),
     *_absent(_ENGINES_ALONE, f"{ROLLOUT}.profiler", take=nothing()),
-    _renamed(f"{REF}.profiler.enable", f"{ACTOR}.profiler.enable", note=_REFERENCE_TRACE, take=within_the_policy),
+    _renamed(f"{REF}.profiler.enable", f"{ACTOR}.profiler.ranks", note=_REFERENCE_TRACE, take=within_the_policy),
     *_absent(_REFERENCE_TRACE, f"{REF}.profiler", take=nothing()),
     *_absent("torch is the one profiler", "*.profiler.tool", take=nothing("null", "torch")),
     _renamed("*.profiler.save_path", "global_profiler.save_path", note="one folder for all workers",
@@ -430,9 +433,10 @@ def _switch(switch: Switch) -> tuple[VerlKey, ...]:
     pairs = [(switch.name, switch.number, switch.note)]
     if switch.number.startswith("actor_rollout_ref."):
         names = (name.replace("actor_rollout_ref", PER_AGENT, 1) for name in (switch.name, switch.number))
-        own = "null: the common one" if switch.off is None else switch.note
+        meaning = "null: the common one" if switch.off is None else switch.note
         none = "null" if switch.off is None else f"{switch.off:g}"
-        pairs.append((*names, f"one number per agent, such as [{switch.on},{none}]; {own}"))  # type: ignore[arg-type]
+        name, number = names
+        pairs.append((name, number, f"one number per agent, such as [{switch.on},{none}]; {meaning}"))
     return tuple(
         entry
         for name, number, note in pairs
@@ -447,23 +451,40 @@ def _switch(switch: Switch) -> tuple[VerlKey, ...]:
 # make a command line one of verl's or of Dr. MAS.
 TWINS: tuple[VerlKey, ...] = (
     _renamed(
-        "agent.model_sharing", "agent.specialization",
-        note="prompt: one policy for agents with the same model", take=shared_policy,
+        "agent.model_sharing",
+        "agent.specialization",
+        note="prompt: one policy for agents with the same model",
+        take=shared_policy,
     ),
     *(entry for switch in SWITCHES for entry in _switch(switch)),
     *(
-        _renamed(f"{section}.clip_ratio", f"{section}.clip_ratio_low", f"{section}.clip_ratio_high", note="both sides", take=both_sides)
+        _renamed(
+            f"{section}.clip_ratio",
+            f"{section}.clip_ratio_low",
+            f"{section}.clip_ratio_high",
+            note="both sides",
+            take=both_sides,
+        )
         for section in (ACTOR, f"{PER_AGENT}.actor")
     ),
     *(
         _renamed(f"{ACTOR}.{name}", f"{ACTOR}.{name}", note="null: clip_ratio", take=nothing("null"))
         for name in ("clip_ratio_low", "clip_ratio_high")
     ),
-    _renamed("algorithm.group_by_agent_id", "algorithm.group_by", note="[uid,agent_id], or [uid]", take=grouped),
+    _renamed(
+        "algorithm.group_by_agent_id", "algorithm.group_by", note="[uid,agent_id], or [uid]", take=grouped
+    ),
     VerlKey("agent.team_command", ("agent.team",), "a command, or module:function", carried, FORMER_KEY),
-    *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=nothing("true")),
+    *_absent(
+        "ranks always get about the same number of tokens", "trainer.balance_batch", take=nothing("true")
+    ),
     *(
-        _renamed(f"{section}.{name}", f"{section}.lr_warmup_steps", note="below 1: their share of the schedule's", take=warm_up)
+        _renamed(
+            f"{section}.{name}",
+            f"{section}.lr_warmup_steps",
+            note="below 1: their share of the schedule's",
+            take=warm_up,
+        )
         for section in (f"{ACTOR}.optim", f"{PER_AGENT}.actor.optim", "critic.optim")
         for name in ("lr_warmup_steps_ratio", "lr_warmup_steps")
     ),
@@ -471,31 +492,61 @@ TWINS: tuple[VerlKey, ...] = (
         _renamed(f"trainer.{name}", "trainer.resume_mode", note="the folder itself", take=resumed)
         for name in ("resume_from_path", "resume_mode")
     ),
-    _renamed("global_profiler.tool", "global_profiler.steps", note="torch is the one profiler", take=unused_tool),
+    _renamed(
+        "global_profiler.tool", "global_profiler.steps", note="torch is the one profiler", take=unused_tool
+    ),
     _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=recorded_steps),
-    _renamed("global_profiler.profile_continuous_steps", "global_profiler.steps", note="[[2,3]] has both in one trace",
-             take=nothing("true", "false")),
+    _renamed(
+        "global_profiler.profile_continuous_steps",
+        "global_profiler.steps",
+        note="[[2,3]] has both in one trace",
+        take=nothing("true", "false"),
+    ),
     *(
-        VerlKey(f"trainer.check_{name}", ("trainer.checks",), "the list of those that are made", start_checks, FORMER_KEY)
+        VerlKey(
+            f"trainer.check_{name}",
+            ("trainer.checks",),
+            "the list of those that are made",
+            start_checks,
+            FORMER_KEY,
+        )
         for name in ("engines", "memory")
     ),
     *(
-        _renamed(f"{FUNCTION}.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function)
+        _renamed(
+            f"{FUNCTION}.{name}", f"{FUNCTION}.path", note="file_or_module:function", take=reward_function
+        )
         for name in ("path", "name")
     ),
-    VerlKey("reward.shaping_gamma", ("reward.shaping_by",), "of discount and hop_discount", carried, FORMER_KEY),
+    VerlKey(
+        "reward.shaping_gamma", ("reward.shaping_by",), "of discount and hop_discount", carried, FORMER_KEY
+    ),
     VerlKey("reward.shaping_threshold", ("reward.shaping_by",), "of binary", carried, FORMER_KEY),
-    VerlKey("rollout.pool_sizes", ("trainer.pool_sizes",), "[6,2]: those of the trainer and of the engines", None, FORMER_KEY),
+    VerlKey(
+        "rollout.pool_sizes",
+        ("trainer.pool_sizes",),
+        "[6,2]: those of the trainer and of the engines",
+        None,
+        FORMER_KEY,
+    ),
     *(
         _renamed(f"{section}.{name}", f"{section}.ranks", note="[0], or all; []: none", take=take)
         for section in (f"{ACTOR}.profiler", "critic.profiler")
-        for name, take in (("enable", recorded_ranks), ("all_ranks", recorded_ranks), ("ranks", beside_enable))
+        for name, take in (
+            ("enable", recorded_ranks),
+            ("all_ranks", recorded_ranks),
+            ("ranks", beside_enable),
+        )
     ),
     *(
-        _renamed(f"{PER_AGENT}.actor.profiler.{name}", f"{PER_AGENT}.actor.profiler.ranks", note="one list per agent, or all; []: none")
+        _renamed(
+            f"{PER_AGENT}.actor.profiler.{name}",
+            f"{PER_AGENT}.actor.profiler.ranks",
+            note="one list per agent, or all; []: none",
+        )
         for name in ("enable", "all_ranks")
     ),
-)  # fmt: skip
+)
 # Values of keys of the same name that mean something else in a command line with keys or values of
 # the two tables above.
 VERL_MEANINGS: tuple[VerlKey, ...] = (
@@ -508,22 +559,27 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
     _renamed(f"{MODEL}.lora_rank", f"{MODEL}.lora_rank", note="0: no adapter", take=nothing("0")),
     _renamed("trainer.resume_from_path", "trainer.resume_mode", note="the folder itself", take=no_effect()),
     *_absent("ranks always get about the same number of tokens", "trainer.balance_batch", take=no_effect()),
-    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none", take=without_switch("global_profiler.tool", "null")),
+    _renamed("global_profiler.steps", "global_profiler.steps", note="null: none",
+             take=without_switch("global_profiler.tool", "null")),
     *(
-        _renamed(f"{section}.ranks", f"{section}.ranks", note="[]: none", take=without_switch(f"{section}.enable"))
+        _renamed(f"{section}.ranks", f"{section}.ranks", note="[]: none",
+                 take=without_switch(f"{section}.enable"))
         for section in (f"{ACTOR}.profiler", "critic.profiler")
     ),
     *(
-        _renamed(switch.number, switch.number, note=switch.note, take=without_switch(switch.name, as_typed(switch.words[1])))
+        _renamed(switch.number, switch.number, note=switch.note,
+                 take=without_switch(switch.name, as_typed(switch.words[1])))
         for switch in SWITCHES if switch.is_verls
     ),
     *(
         _renamed(name, name, note="null is the default, as there", take=nothing("null"))
-        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps", f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+        for name in ("data.seed", "data.val_batch_size", "trainer.total_training_steps",
+                     f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     ),
     *(
-        _renamed(name, name, note="rows of a micro-batch", take=beside_leader(own, f"{ACTOR}.use_dynamic_bsz"))
-        for name, own in (
+        _renamed(name, name, note="rows of a micro-batch",
+                 take=beside_leader(its_switch, f"{ACTOR}.use_dynamic_bsz"))
+        for name, its_switch in (
             ("critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"),
             (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{REF}.log_prob_use_dynamic_bsz"),
             (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_use_dynamic_bsz"),

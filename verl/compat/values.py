@@ -244,8 +244,8 @@ def without_switch(switch: str, off: str = "false") -> Take:
     """Leave out a value that has no effect, as the command does not set `switch`, which is off there."""
 
     def take(setting: Setting) -> Translation | None:
-        said = f"no effect without {switch}"
-        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=said)
+        note = f"no effect without {switch}"
+        return None if switch in setting.command else Translation(listed=setting.plain != "null", note=note)
 
     take.__doc__ = f"Left out without {switch.rpartition('.')[2]}, which is {off} by default there."
     return take
@@ -276,11 +276,13 @@ def grouped(setting: Setting) -> Translation | None:
     return Translation({} if decided else {key: fields}, listed=False)
 
 
-def beside_leader(own: str, switch: str) -> Take:
-    """Leave out a number of rows whose switch, `own`, follows `switch`, which asks for tokens."""
+def beside_leader(its_switch: str, switch: str) -> Take:
+    """Leave out a number of rows whose switch, `its_switch`, follows `switch`, which asks for tokens."""
 
     def take(setting: Setting) -> Translation | None:
-        by_tokens = own not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        by_tokens = (
+            its_switch not in setting.command and plain(setting.command.get(switch, "false")) == "true"
+        )
         return Translation() if by_tokens or setting.plain == "null" else None
 
     take.__doc__ = f"Left out beside {switch}=true, which its own switch follows, and if null."
@@ -339,8 +341,8 @@ def recorded_ranks(setting: Setting) -> Translation | None:
         return Translation(listed=False)
     if enable == "false":
         return Translation({setting.here[0]: "[]"}, listed=False)
-    chosen = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
-    return Translation({setting.here[0]: chosen}, listed=False)
+    ranks_text = "all" if all_ranks == "true" else "[0]" if plain(ranks) in ("[]", "null") else ranks
+    return Translation({setting.here[0]: ranks_text}, listed=False)
 
 
 def beside_enable(setting: Setting) -> Translation | None:
@@ -352,8 +354,8 @@ def recorded_steps(setting: Setting) -> Translation | None:
     """Left out beside tool=null; translated beside profile_continuous_steps=true: those that follow
     each other are in a list.
     """
-    tool = setting.command.get("global_profiler.tool")
-    if tool is not None and plain(tool) == "null":
+    tool = plain(setting.command.get("global_profiler.tool", "torch"))
+    if tool == "null" or (tool != "torch" and setting.plain in ("[]", "null")):
         return Translation(listed=False)
     steps = _read(setting.value)
     joins = plain(setting.command.get("global_profiler.profile_continuous_steps", "false")) == "true"
@@ -394,10 +396,10 @@ def unused_tool(setting: Setting) -> Translation | None:
 
 def within_the_policy(setting: Setting) -> Translation | None:
     """Left out if false, or if the policy is recorded too, else refused."""
-    policy = plain(setting.command.get("actor_rollout_ref.actor.profiler.enable", "false"))
-    return (
-        Translation(listed=setting.plain == "true") if policy == "true" or setting.plain == "false" else None
-    )
+    section = "actor_rollout_ref.actor.profiler"
+    policy = plain(setting.command.get(f"{section}.enable", "false")) == "true"
+    policy |= plain(setting.command.get(f"{section}.ranks", "[]")) != "[]"
+    return Translation(listed=setting.plain == "true") if policy or setting.plain == "false" else None
 
 
 def _only(values: Sequence[str]) -> str:

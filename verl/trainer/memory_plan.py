@@ -268,11 +268,8 @@ class _Model:
     def _given(self) -> tuple[int | None, int | None]:
         """Return the tokens and the rows of a micro-batch that are set."""
         actor = self.own.actor
-        return (
-            (actor.ppo_max_token_len_per_gpu, None)
-            if actor.use_dynamic_bsz
-            else (None, actor.ppo_micro_batch_size_per_gpu)
-        )
+        rows = actor.ppo_micro_batch_size_per_gpu
+        return (actor.ppo_max_token_len_per_gpu, None) if rows is None else (None, rows)
 
     def _wanted(self) -> Shape:
         """Return the largest micro-batch that the run may have."""

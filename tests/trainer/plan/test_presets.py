@@ -91,7 +91,7 @@ def test_the_filters_metric_goes_with_the_filter() -> None:
         resolved("algorithm.preset=dapo", f"algorithm.filter_groups.enable={on}").algorithm.filter_groups
         for on in ("True", "false")
     ]
-    assert [(rule.enable, rule.metric) for rule in rules] == [(True, "mixed_reward"), (False, "seq_reward")]
+    assert [(rule.enable, rule.metric) for rule in rules] == [(True, "mixed_reward"), (False, None)]
 
 
 def test_apply_preset_does_not_change_keys_to_keep() -> None:

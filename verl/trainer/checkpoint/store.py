@@ -155,7 +155,8 @@ def read_state(
     if critics is not None and saved_critics != critics:
         raise CheckpointError(
             f"{folder} holds {_critics(saved_critics)}, this run needs {_critics(critics)}; use "
-            "the same algorithm.adv_estimator, critic.enable and critic.joint_prompt_length, or start anew with "
+            "the same algorithm.adv_estimator, critic.enable and "
+            "critic.joint_prompt_length, or start anew with "
             "trainer.resume_mode=disable"
         )
     return state

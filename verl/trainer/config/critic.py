@@ -54,10 +54,3 @@ class CriticConfig(UpdateConfig):
     optim: OptimConfig = section(CriticOptimConfig, like=f"{ACTOR}.optim")
     fsdp: FSDPConfig = section(FSDPConfig, like=f"{ACTOR}.fsdp_config")
     profiler: ProfilerConfig = section(ProfilerConfig, effect=PROFILED, like=f"{ACTOR}.profiler")
-
-    @property
-    def view(self) -> str:
-        """Input of the critic before a reply, as checkpoints name it: the `own` prompt of the agent, or
-        the `joint` transcript of the episode and that prompt.
-        """
-        return "own" if self.joint_prompt_length is None else "joint"

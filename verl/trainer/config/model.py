@@ -240,11 +240,6 @@ class UpdateConfig:
     shuffle: bool = key(True, "shuffle rows before they are cut into mini-batches")
     grad_clip: float = key(1.0, "maximum gradient norm", gt=0)
 
-    @property
-    def use_dynamic_bsz(self) -> bool:
-        """Whether micro-batches have a token budget instead of a number of rows."""
-        return self.ppo_micro_batch_size_per_gpu is None
-
 
 @dataclass
 class ActorConfig(UpdateConfig):
@@ -302,6 +297,7 @@ class ActorConfig(UpdateConfig):
 
 @dataclass
 class RefConfig:
+    # Rows that no pass reads are no error, here and below: scripts of verl and Dr. MAS always set them.
     log_prob_max_token_len_per_gpu: Optional[int] = key(
         None,
         "token budget of one micro-batch; null: what fits into memory, at most 32768",
@@ -313,7 +309,6 @@ class RefConfig:
         None,
         "rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=REFERENCE,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
 
@@ -457,7 +452,6 @@ class RolloutConfig:
         None,
         "old log-probs: rows of one micro-batch; null: as many as the token budget takes",
         ge=1,
-        effect=OLD_LOG_PROBS,
         like=f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     )
     val_kwargs: ValSamplingConfig = section(ValSamplingConfig)

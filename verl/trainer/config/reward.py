@@ -164,16 +164,6 @@ class RewardConfig:
         OverlongBufferConfig, effect="reward.overlong_buffer.len!=null"
     )
 
-    @property
-    def shaping_gamma(self) -> float:
-        """Discount factor of `discount` and `hop_discount`."""
-        return 0.9 if self.shaping_by is None else self.shaping_by
-
-    @property
-    def shaping_threshold(self) -> float:
-        """Threshold of `binary`."""
-        return 0.5 if self.shaping_by is None else self.shaping_by
-
 
 def has_functions(reward: RewardConfig) -> bool:
     """Return whether reward functions, or a reward manager, score the episodes beside the

@@ -367,7 +367,7 @@ def check_reward(reward: RewardConfig, plan: RunPlan) -> None:
             f"reward.propagation.mode={reward.propagation.mode}, which propagates the reward of "
             "the whole episode; set reward.team_scope=episode or reward.propagation.mode=none"
         )
-    if "discount" in reward.shaping and not 0 <= reward.shaping_gamma <= 1:
+    if "discount" in reward.shaping and not 0 <= (reward.shaping_by or 0) <= 1:
         raise ConfigError(
             f"reward.shaping_by={reward.shaping_by}: expected at least 0 and at most 1, the discount "
             f"factor of reward.shaping={reward.shaping}"

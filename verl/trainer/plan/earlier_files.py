@@ -257,8 +257,8 @@ def with_present_keys(saved: dict[Any, Any]) -> dict[Any, Any]:
     algorithm = _section(saved, "algorithm")
     if "use_kl_in_reward" in algorithm:
         _section(algorithm, "kl_ctrl")["use_kl_in_reward"] = algorithm.pop("use_kl_in_reward")
-    own_actor = _section(_section(agent, "agent_specific_parameters"), "actor")
-    for actor in (_section(_section(saved, MODELS), "actor"), own_actor):
+    actor_of_agents = _section(_section(agent, "agent_specific_parameters"), "actor")
+    for actor in (_section(_section(saved, MODELS), "actor"), actor_of_agents):
         if "clip_ratio" in actor:  # one for each side
             actor |= dict.fromkeys(("ratio_below", "ratio_above"), actor.pop("clip_ratio"))
     _shape_by_one_number(_section(saved, "reward"))
@@ -301,17 +301,17 @@ def _merge(rule: Merged, saved: dict[Any, Any], agent: dict[Any, Any]) -> None:
     section = reduce(_section, rule.section.split("."), saved)
     models, _, path = rule.section.partition(".")
     per_agent = _section(agent, "agent_specific_parameters") if models == MODELS else {}
-    own = reduce(_section, path.split(".") if path else [], per_agent)
-    if not any(name in part for name in rule.names if name != rule.name for part in (section, own)):
+    of_agents = reduce(_section, path.split(".") if path else [], per_agent)
+    if not any(name in part for name in rule.names if name != rule.name for part in (section, of_agents)):
         return
     is_set = any(name in section for name in rule.names)
     common = {name: section.pop(name, None) for name in rule.names}
     if is_set:
         section[rule.name] = rule.value(*common.values())
-    if not any(name in own for name in rule.names):
+    if not any(name in of_agents for name in rule.names):
         return
     agent_ids = agent.get("agent_ids") or ()
-    columns = [_values(own, name, len(agent_ids), rule) for name in rule.names]
+    columns = [_values(of_agents, name, len(agent_ids), rule) for name in rule.names]
     values = [
         rule.value(
             *(mine if mine is not None else common[name] for name, mine in zip(rule.names, row, strict=True))
@@ -324,18 +324,18 @@ def _merge(rule: Merged, saved: dict[Any, Any], agent: dict[Any, Any]) -> None:
     if any(value is None and reading for value, reading in zip(values, reads, strict=True)):
         section[rule.name] = None
     for name in rule.names:
-        own.pop(name, None)
+        of_agents.pop(name, None)
     remaining = [
         value if reading and value != section.get(rule.name) else None
         for value, reading in zip(values, reads, strict=True)
     ]
     if remaining != [None] * len(agent_ids):
-        own[rule.name] = remaining
+        of_agents[rule.name] = remaining
 
 
-def _values(own: dict[Any, Any], key: str, count: int, rule: Merged) -> Sequence[Any]:
+def _values(of_agents: dict[Any, Any], key: str, count: int, rule: Merged) -> Sequence[Any]:
     """Return the values of the agents for a key; None for each if it is not set."""
-    values = own.get(key, [None] * count)
+    values = of_agents.get(key, [None] * count)
     others = () if key in rule.booleans else (int, float, str, list)
     allowed = (bool, type(None), *others)
     if (

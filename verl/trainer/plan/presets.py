@@ -2,8 +2,9 @@
 
 A preset sets only what defines the method: learning rates, batch and group sizes and lengths stay those of the run. Explicitly given
 keys win, before or after the preset; so do those of a script (examples/run_math.sh gives no value that a preset would change).
-`actor_rollout_ref.actor.clip_ratio`, verl's name for both sides of the clip range, replaces both of a preset. The run prints the
-expansion, and its config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
+`actor_rollout_ref.actor.clip_ratio`, verl's name for both sides of the clip range, replaces both of a
+preset. The run prints the expansion, and its config.yaml contains it. In Python: call
+`apply_preset(config, "dapo")`, then set other keys.
 
 dr_mas
 ------
@@ -32,7 +33,8 @@ dr_grpo
 loss of a reply is summed over its tokens and divided by a constant (the maximum reply length), so that neither the difficulty of a task
 nor the length of a reply changes its weight; no KL.
 
-Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`.
+Keys: `algorithm.norm_adv_by_std_in_grpo`, `actor.loss_agg_mode`, `algorithm.kl_ctrl.kl_coef`,
+`actor.kl_loss_coef`.
 Use when: replies become longer but not better, or tasks that are nearly always solved dominate the gradient.
 Fails when: the scale of rewards differs between tasks, since they are not normalized; the learning rate may have to be increased.
 
@@ -42,8 +44,8 @@ dapo
 no episodes solve are replaced by new ones (dynamic sampling); a soft penalty over the last fifth of the reply limit (paper: 4,096 of
 20,480 tokens, at most 1); no KL. The filter uses rewards before penalties, as the paper uses correctness.
 
-Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`, `algorithm.filter_groups.metric`,
-`reward.overlong_buffer.len`.
+Keys: `actor.clip_ratio_low`, `actor.clip_ratio_high`, `actor.loss_agg_mode`,
+`algorithm.filter_groups.metric`, `reward.overlong_buffer.len`.
 Use when: entropy collapses under the symmetric clip, replies are long, and tasks are many.
 Fails when: tasks are few or sampling is slow: filtered groups are sampled in vain.
 """

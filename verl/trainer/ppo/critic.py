@@ -36,7 +36,8 @@ def critic_signature(critic: CriticConfig, plan: RunPlan) -> dict[str, Any]:
     the input of the critics.
     """
     groups = sorted(plan.critics)
-    return {"wg_ids": groups, "view": critic.view} if groups else {}
+    view = "own" if critic.joint_prompt_length is None else "joint"
+    return {"wg_ids": groups, "view": view} if groups else {}
 
 
 def value_metrics(batch: DataProto, agents: Mapping[str, Collection[str]]) -> dict[str, float]:

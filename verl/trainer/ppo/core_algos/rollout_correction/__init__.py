@@ -61,7 +61,8 @@ other tokens are kept and are not in the mean. Advantages are computed before th
 (`actor.ppo_mini_batch_size`, `actor.ppo_epochs`) the moment of the current policy, `mean((pi - mu)^2)`, which the paper bounds in each, can
 exceed tau. With `bypass_mode=true` the mask is computed before each update, with `x = pi - mu` of the current policy.
 
-Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio_low`, `actor.clip_ratio_high`.
+Keys: `algorithm.rollout_correction.m2po_tau` (the paper's is 0.04), `actor.clip_ratio_low`,
+`actor.clip_ratio_high`.
 Use when: samples are many updates old and clipping would remove most of them from the gradient.
 Fails when: all tokens differ in the same way (another precision): it then masks unnecessarily; use weights.
 """
