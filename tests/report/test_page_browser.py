@@ -395,7 +395,7 @@ def test_groups_of_the_agents_page_are_those_that_the_run_compares(browser: Brow
             expected + (step == 5) * (1 if fields is None else 2) for step in (5, 6, 7)
         ]
         shares = "[...document.querySelectorAll('.agent .part')].map((part) => part.title)"
-        assert not [text for text in browser.evaluate(shares) if text.endswith(" 0 %")]
+        assert not [text for text in browser.evaluate(shares) if text.endswith(" 0.0 %")]
 
 
 def test_the_candidate_that_the_episode_went_on_with_is_named(browser: Browser, report: Path) -> None:

@@ -36,6 +36,7 @@ _FIRST_CODE = 35
 _BACKSLASH = 92
 _SURROGATES = range(0xD800, 0xE000)
 _NULL = "!"
+_SCALARS = (str, int, float, bool, type(None))
 
 
 def compact_table(table: Table) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def short_form(column: list[Any]) -> Any:
 
 
 def _bytes(form: Any) -> int:
-    return len(zlib.compress(to_bytes(form), 6))
+    return len(zlib.compress(to_bytes(form), 1))
 
 
 def _integers(column: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -111,12 +112,16 @@ def _integers(column: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 def _places(column: Sequence[Any]) -> dict[str, Any] | None:
     """Return a column as places in the list of its values; None unless they repeat."""
-    distinct: dict[str, int] = {}
-    places = [distinct.setdefault(json.dumps(value), len(distinct)) for value in column]
+    distinct: dict[Any, int] = {}
+    # 1, 1.0 and True are equal keys and other values
+    keys = [(type(value), value if type(value) in _SCALARS else json.dumps(value)) for value in column]
+    places = [distinct.setdefault(key, len(distinct)) for key in keys]
     if len(distinct) > len(column) // 2:
         return None
+    first = dict(zip(reversed(places), reversed(column), strict=True))
     characters = characters_of(places)
-    return None if characters is None else {"ints": characters, "set": [json.loads(key) for key in distinct]}
+    values_of = [first[place] for place in range(len(distinct))]
+    return None if characters is None else {"ints": characters, "set": values_of}
 
 
 def _fields(column: Sequence[Any]) -> dict[str, Any] | None:
@@ -136,12 +141,16 @@ def _fields(column: Sequence[Any]) -> dict[str, Any] | None:
 
 def characters_of(whole: Sequence[int | None]) -> str | None:
     """Return a character for each integer, None if one is too large."""
-    if any(value is not None and abs(value) > _LARGEST for value in whole):
+    distinct = set(whole)
+    if any(value is not None and abs(value) > _LARGEST for value in distinct):
         return None
-    return "".join(_NULL if value is None else _character(value) for value in whole)
+    characters = {value: _character(value) for value in distinct}
+    return "".join([characters[value] for value in whole])
 
 
-def _character(value: int) -> str:
+def _character(value: int | None) -> str:
+    if value is None:
+        return _NULL
     code = _FIRST_CODE + (2 * value if value >= 0 else -2 * value - 1)
     code += code >= _BACKSLASH
     return chr(code + len(_SURROGATES) if code >= _SURROGATES.start else code)

@@ -1,5 +1,5 @@
 """The index of a report in fewer bytes, as its file has it; `expand.js` makes of it what it was. Only
-log-probs of single tokens lose digits, and columns of `credit/` that no page reads are left out.
+log-probs of single tokens lose digits, and columns that no page reads are left out (`UNREAD`).
 
 A column of `credit/` may have the form `{"call": name}`, `{"episode": name}` or `{"agent": name}`: what the
 index has of the call of each row.
@@ -15,8 +15,12 @@ from typing import Any
 from verl.report.columns import values
 from verl.report.compact import characters_of, compact_table, short_form
 
-# Columns of `credit/` that only rules of alarms read, or nobody.
-_UNREAD = ("logp", "old_logp", "entropy", "token_advantages", "token_values")
+# Columns that alarms and the choice of texts read, or nobody.
+UNREAD = {
+    "episodes": ("task_text", "started"),
+    "calls": ("reply", "reply_chars", "prior_replies"),
+    "credit": ("logp", "old_logp", "entropy", "token_advantages", "token_values"),
+}
 # Columns of `credit/` -> where the index has the same of a row's call.
 _REPEATED = {
     "traj_uid": ("episode", "traj_uid"),
@@ -40,7 +44,10 @@ def compact_index(index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compact_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    tables = {name: compact_table(run[name]) for name in ("episodes", "calls", "spans")}
+    tables = {
+        name: compact_table({key: run[name][key] for key in run[name] if key not in UNREAD.get(name, ())})
+        for name in ("episodes", "calls", "spans")
+    }
     return {**run, **tables, "credit": _compact_credit(run)}
 
 
@@ -52,7 +59,7 @@ def _compact_credit(run: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     parts: dict[tuple[str, ...], list[tuple[str, dict[str, list[Any]]]]] = {}
     for step, columns in run["credit"].items():
-        columns = {name: column for name, column in columns.items() if name not in _UNREAD}
+        columns = {name: column for name, column in columns.items() if name not in UNREAD["credit"]}
         if len({len(column) for column in columns.values()}) > 1:
             plain[step] = columns
         else:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from verl.report.choose import EpisodeGroup, tiers
+from verl.report.compact import short_form
 from verl.report.compact_index import compact_index
 from verl.report.compact_texts import compact_chunk
 from verl.report.index import Report
@@ -103,12 +104,18 @@ def report_page(report: Report, max_mb: float) -> str:
     in each run with others.
     """
     frame = html_page("", {})
-    space = int(max_mb * MEGABYTE) - len(frame) - len(packed(compact_index(report.to_json())))
+    index = compact_index(report.to_json() | {"max_mb": max_mb})
+    space = int(max_mb * MEGABYTE) - len(frame) - len(packed(index))
     space -= _PLACE_BYTES * sum(episodes.episodes.length for episodes in report.episodes)
     chunks = list(_chunks(report, space))
     why = "so that the page has at most" if space > 0 else "since figures and index alone need more than"
     _place(report, [groups for groups, _ in chunks], f"{why} {max_mb:g} MB (--max-mb)")
-    data = {"index": packed(compact_index(report.to_json() | {"max_mb": max_mb}))}
+    # what `_place` has changed
+    for run, short in zip(report.runs, index["runs"], strict=True):
+        places = {name: short_form(run["episodes"][name]) for name in ("chunk", "row")}
+        short |= {name: run[name] for name in ("notes", "left_out_texts")}
+        short["episodes"] |= places
+    data = {"index": packed(index)}
     data |= {f"chunk-{number}": text for number, (_, text) in enumerate(chunks)}
     names = ", ".join(run["name"] for run in report.runs)
     return html_page(f"{names} - verl-mas report", data)

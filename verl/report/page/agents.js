@@ -187,13 +187,13 @@ report.agentCard = function (run, agent, silent) {
       class: "bar",
       role: "img",
       "aria-label": `Groups of the last ${size} steps: ${["signal", "solved", "failed", "tied"]
-        .map((kind) => `${kind} ${report.percent(last(kind), 0)}`)
+        .map((kind) => `${kind} ${report.percent(last(kind))}`)
         .join(", ")}`,
     },
     ["signal", "solved", "failed", "tied"]
       .filter((kind) => last(kind) > 0)
       .map((kind) => {
-        const text = `${kind} ${report.percent(last(kind), 0)}`;
+        const text = `${kind} ${report.percent(last(kind))}`;
         return report.el(
           "span",
           { class: `part ${kind}`, title: text, css: { "flex-grow": String(last(kind)) } },
