@@ -8,7 +8,6 @@ import _thread
 import operator
 import sys
 
-
 LEAST_BYTES = 1 << 20
 PAGE_BYTES = 4096
 

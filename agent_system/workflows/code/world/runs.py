@@ -81,15 +81,15 @@ async def check_program(
             answers of different types: `assert f(x)` approves of a text where the value is True.
     """
     exact = problem.python_values and truth is Truth.EXPECTED
-    limits = _limits(cases)
+    options = _options(cases)
     if problem.python_values:
         tests: list[Test] = [
             FunctionCall(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases
         ]
-        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests, limits=limits)
+        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests, **options)
     else:
         tests = [case.test(problem.function) for case in cases]
-        results = await shared_sandbox().run_tests(program, tests, limits=limits)
+        results = await shared_sandbox().run_tests(program, tests, **options)
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
     work = (
         partial(_judged_exactly, results, cases, problem)
@@ -118,16 +118,17 @@ async def check_program(
     ]
 
 
-def _limits(cases: Sequence[Case]) -> SandboxLimitsConfig | None:
-    """Return the limits of a program, where those of the sandbox are too small for the answers that
-    are expected.
+def _options(cases: Sequence[Case]) -> dict[str, SandboxLimitsConfig]:
+    """Return the argument `limits` of a run, where those of the sandbox are too small for the
+    answers that are expected.
     """
     limits = shared_sandbox().settings.limits
     answers = [
-        case.expected if isinstance(case.expected, str) else json.dumps(case.expected) for case in cases
+        case.expected if isinstance(case.expected, str) else json.dumps(case.expected, default=str)
+        for case in cases
     ]
     output_kb = max(map(len, answers), default=0) * SPACE // 1024
-    return replace(limits, output_kb=output_kb) if output_kb > limits.output_kb else None
+    return {"limits": replace(limits, output_kb=output_kb)} if output_kb > limits.output_kb else {}
 
 
 def _judged(
