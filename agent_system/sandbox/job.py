@@ -49,7 +49,7 @@ class Job:
         tests: one run each, in order.
         limits: limits of each run.
         usual_names: define the names that judges of programming tasks import first, where the
-            program mentions them.
+            program mentions them, and allow their depth of nested calls.
         max_timeouts: after this many runs that ended with `timeout` or `cpu` the rest is `skipped`;
             0 runs all.
         compile_only: check whether the program compiles, without running it.

@@ -66,7 +66,7 @@ class Sandbox(ABC):
             program: Python source.
             tests: text for stdin, or a `FunctionCall`.
             usual_names: define `List`, `math`, `deque` and the like where the program mentions them
-                without an import, as judges of programming tasks do.
+                without an import, and allow deep recursion, as judges of programming tasks do.
             limits: limits of each run, instead of `sandbox.limits`.
 
         Returns:

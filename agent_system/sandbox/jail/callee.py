@@ -28,7 +28,7 @@ SLOW_MODULES = {
     "statistics": "correlation covariance fmean geometric_mean harmonic_mean linear_regression mean median median_grouped median_high "
     "median_low mode multimode pstdev pvariance quantiles stdev variance NormalDist StatisticsError",
 }
-# For functions, judges raise the limit of 1000 calls, too.
+# Judges raise the limit of 1000 nested calls, too.
 CALLS_DEEP = 50_000
 # LeetCode's starters have the function in this class.
 STARTER_CLASS = "Solution"
@@ -65,13 +65,15 @@ def give_usual_names(compiled: CodeType) -> None:
                 setattr(builtins, name, getattr(module, name) if modules_by_name[name] else module)
 
 
+def allow_deep_calls() -> None:
+    """Raise the limit of nested calls."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
+
+
 def become_module(main: dict[str, Any]) -> None:
-    """Name `__main__`, whose names are `main`, as a program is named that another one imports, and
-    raise the limit of nested calls.
-    """
+    """Name `__main__`, whose names are `main`, as a program is named that another one imports."""
     main["__name__"] = MODULE
     sys.modules[MODULE] = sys.modules["__main__"]
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_DEEP))
 
 
 def find_function(main: dict[str, Any], path: str) -> Any:

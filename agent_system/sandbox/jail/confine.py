@@ -56,6 +56,7 @@ def confine_worker() -> None:
     if os.geteuid() == 0:
         # The groups of root would stay with the user of programs.
         os.setgroups([])
+    kernel.share_heap()
     # Programs may raise it, as recursive ones do: the stack counts as memory.
     resource.setrlimit(
         resource.RLIMIT_STACK,
@@ -75,7 +76,7 @@ def limit_job(how: Confinement, limits: dict[str, Any]) -> None:
         _set({resource.RLIMIT_NPROC: how.counted + limits["processes"]})
     # Not earlier: descriptors of folders that are open for programs have higher numbers.
     _set({resource.RLIMIT_NOFILE: OPEN_FILES})
-    stacks.bound(limits["memory_mb"] << 19)
+    stacks.bound(limits["memory_mb"] << 19, limits["processes"])
 
 
 def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:

@@ -33,6 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
+M_ARENA_MAX = -8
 _CAPSET_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
@@ -59,6 +60,14 @@ def syscall(what: str, number: int, *arguments: int | bytes | ctypes.Array | cty
 def prctl(what: str, option: int, argument: int = 0, pointer: ctypes.c_ulong = _ZERO) -> int:
     """Call prctl. Raise OSError that begins with `what`."""
     return _check(_libc.prctl(option, argument, pointer, _ZERO, _ZERO), what)
+
+
+def share_heap() -> None:
+    """Let all threads of a process allocate from one heap. Otherwise glibc reserves 64 MiB for each
+    of them, which count as memory of a program.
+    """
+    if hasattr(_libc, "mallopt"):  # of glibc
+        _libc.mallopt(M_ARENA_MAX, 1)
 
 
 def fork() -> int:

@@ -90,10 +90,12 @@ import concurrent.futures as futures, multiprocessing, os, time
 def slow(x):
     time.sleep(0.01)
     return x
-for pool in (futures.ThreadPoolExecutor(), futures.ProcessPoolExecutor(), multiprocessing.Pool()):
-    with pool:
+for make in (futures.ThreadPoolExecutor, futures.ProcessPoolExecutor, multiprocessing.Pool):
+    with make() as pool:
         print(sum(pool.map(slow, range(40))), end=" ")
+with futures.ThreadPoolExecutor(12) as pool:
+    print(sum(pool.map(slow, range(40))), end=" ")
 print(os.cpu_count() <= 2 and multiprocessing.cpu_count() <= 2)
 """
     result = await arena.sandbox.run(program, limits=LIMITS)
-    assert result.stdout == "780 780 780 True\n", result
+    assert result.stdout == "780 780 780 780 True\n", result

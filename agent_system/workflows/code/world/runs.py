@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -24,8 +24,12 @@ from agent_system.workflows.code.world.judge import (
     with_sorted_sets,
 )
 from agent_system.workflows.code.world.problem import Case, Problem
+from verl.trainer.config.sandbox import SandboxLimitsConfig
 
 LONGEST_ERROR = 200
+# Bytes that a program may print for each character that is expected: it may have four, and a
+# program may print other blanks and forms of numbers.
+SPACE = 4
 # Characters of answers that are judged on the event loop; more of them are judged in a thread, so
 # that other episodes continue.
 JUDGED_INLINE = 16_384
@@ -77,13 +81,15 @@ async def check_program(
             answers of different types: `assert f(x)` approves of a text where the value is True.
     """
     exact = problem.python_values and truth is Truth.EXPECTED
+    options = _options(cases)
     if problem.python_values:
         tests: list[Test] = [
             FunctionCall(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases
         ]
-        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests)
+        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests, **options)
     else:
-        results = await shared_sandbox().run_tests(program, [case.test(problem.function) for case in cases])
+        tests = [case.test(problem.function) for case in cases]
+        results = await shared_sandbox().run_tests(program, tests, **options)
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
     work = (
         partial(_judged_exactly, results, cases, problem)
@@ -110,6 +116,19 @@ async def check_program(
         )
         for ok, result, answer in zip(passed, results, answers, strict=True)
     ]
+
+
+def _options(cases: Sequence[Case]) -> dict[str, SandboxLimitsConfig]:
+    """Return the argument `limits` of a run, where those of the sandbox are too small for the
+    answers that are expected.
+    """
+    limits = shared_sandbox().settings.limits
+    answers = [
+        case.expected if isinstance(case.expected, str) else json.dumps(case.expected, default=str)
+        for case in cases
+    ]
+    output_kb = max(map(len, answers), default=0) * SPACE // 1024
+    return {"limits": replace(limits, output_kb=output_kb)} if output_kb > limits.output_kb else {}
 
 
 def _judged(

@@ -182,6 +182,9 @@ async def test_usual_names_need_no_import() -> None:
     assert await passed(
         "print(int(math.sqrt(int(input()))), len(deque([1])))", Problem((Case("9", "3 1"),))
     ) == [True]
+    deep = "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(int(input())))"
+    assert await passed(deep, Problem((Case("9000", "9000"),))) == [True]
+    assert (await shared_sandbox().run(deep, "9000")).reason is Reason.ERROR
     plain = await shared_sandbox().run("print(math.pi)")
     assert plain.reason is Reason.ERROR and "NameError" in plain.stderr
 
@@ -288,3 +291,16 @@ async def test_long_answers_are_judged_beside_the_other_episodes() -> None:
         late = max(late, time.perf_counter() - began)
     assert all(one.passed for one in await judged)
     assert late < 0.25
+
+
+async def test_a_program_may_print_and_return_as_much_as_is_expected() -> None:
+    shown, many = "é" * 200_000, list(range(60_000))
+    printed = Problem((Case("1\n", f"{shown}\n"), Case("2\n", "2\n")))
+    right = f"print({shown!r} if input() == '1' else 2)"
+    assert await passed(right, printed) == [True, True]
+    assert await passed("while True: print(5)", printed) == [False, False]
+    returned = Problem((Case([], many),), "f")
+    assert await passed("def f(): return list(range(60_000))", returned) == [True]
+    few = Problem((Case("1\n", "1\n"),))
+    (result,) = await check_program("print('9' * 300_000)", few.cases, few, 1e-6)
+    assert result.reason is Reason.OUTPUT
