@@ -625,7 +625,9 @@ class PromptEdit(TeamEdit):
     """Give an agent another prompt."""
 
     op: Literal["prompt"] = "prompt"
-    text: str = Field(max_length=8000)
+    # Without the length in the schema: under the form of a reply, xgrammar allows no line end and no
+    # quote in a text of limited length.
+    text: str = Field(max_length=8000, json_schema_extra=lambda schema: schema.pop("maxLength"))
 
     def change(self, value: Value, parts: Parts) -> None:
         self.agent(value)["prompt"] = self.text

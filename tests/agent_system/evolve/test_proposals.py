@@ -224,6 +224,23 @@ def test_the_form_of_a_reply_is_a_json_schema_of_the_edits() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["plain {env_prompt}", 'Say "yes"\nor no: {env_prompt}', "a \\ b"])
+def test_a_prompt_under_the_form_of_a_reply_may_have_line_ends_and_quotes(text: str) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    vocabulary = [chr(code) for code in range(32, 127)]
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[]))
+    matcher = xgrammar.GrammarMatcher(
+        compiler.compile_structural_tag(structure()), terminate_without_stop_token=True
+    )
+    reply = json.dumps([{"op": "prompt", "at": "Solver", "text": text}])
+    assert matcher.accept_string(reply) and matcher.is_terminated()
+    start = Team.parse(ALONE)
+    parts = Parts.of([start])
+    long = json.dumps([{"op": "prompt", "at": "Solver", "text": "a" * 8001}])
+    with pytest.raises(EditRefused, match="at most 8000 characters"):
+        edited_team(long, start, parts, TaskTexts())
+
+
 async def test_episodes_are_paired_by_seeds_and_equal_calls_replayed(tmp_path: Path, tokenizer: Any) -> None:
     world = World(tmp_path, tokenizer)
     alone = Team.parse(ALONE)

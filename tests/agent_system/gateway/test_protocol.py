@@ -526,6 +526,24 @@ def test_keywords_of_a_schema_that_docs_frameworks_says_have_no_effect(
     assert allows({"response_format": asked}, "hermes", reply)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "may_be_written"),
+    [
+        ({"type": "string"}, r'"a\n"', True),
+        ({"type": "string", "maxLength": 30}, '"a"', True),
+        ({"type": "string", "maxLength": 30}, r'"a\n"', False),
+        ({"type": "string", "minLength": 1}, r'"\""', False),
+        ({"type": "string", "pattern": '^"$'}, '"""', True),
+        ({"type": "string", "pattern": '^"$'}, r'"\""', False),
+    ],
+)
+def test_strings_whose_lengths_and_patterns_mean_their_json_text_as_docs_frameworks_says(
+    schema: dict[str, Any], text: str, may_be_written: bool
+) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert allows({"response_format": asked}, "hermes", text) is may_be_written
+
+
 def allows(body: dict[str, Any], tool_format: str, reply: str) -> bool:
     """Whether the grammar of a request allows a reply, and ends with it."""
     xgrammar = pytest.importorskip("xgrammar")
