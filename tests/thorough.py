@@ -123,7 +123,7 @@ THOROUGH = tuple(
             for case in (
                 "True-8-0", "False-8-0", "False-8-7", "False-1-0", "True-3-2", "False-3-2", "False-32-1",
             )
-        ),
+        ) + ("a_conversation_computes_the_keys_of_its_replies_once_and_keeps_its_bits[2",),
         "workers/rollout/vllm/test_killed_worker.py": ("all_processes_of_an_engine",),
     }.items()
     for name in names
