@@ -3,10 +3,10 @@ transformers.
 
 Replies start and end at any time; each holds one slot of the key-value cache. A step computes some
 chunks of new prompts, samples one token for every active slot, returns finished replies, fills free
-slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
-Prompts are computed on a fixed grid, every reply has its own random numbers, and masked cache
-blocks and other rows change no bit: on a CPU a reply is the same to the last bit in any batch,
-whatever the adapters of the other rows and whatever beginnings of prompts slots hold already.
+slots, and runs the model once over the slots in use, [rows, 1]. Prompts are computed on a fixed
+grid, every reply has its own random numbers, and masked cache blocks and other rows change no bit:
+on a CPU a reply is the same to the last bit in any batch, whatever the adapters of the other rows
+and whatever beginnings of prompts slots hold already, earlier turns with their replies included.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so
 everything between two steps (requests, aborts, new weights) happens while the model is not running,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -77,6 +77,15 @@ class SlotMask:
 
     readings: tuple[SlotReading, ...] = ()
     added: torch.Tensor | None = None
+    _of_heads: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def of_heads(self, heads: int) -> torch.Tensor:
+        """Return `added` once for each key head, `[slots * heads, 1, columns]`, made once a step."""
+        assert self.added is not None
+        if heads not in self._of_heads:
+            rows = len(self.added)
+            self._of_heads[heads] = self.added.expand(rows, heads, 1, -1).reshape(rows * heads, 1, -1)
+        return self._of_heads[heads]
 
 
 class SlotCache(Cache):
@@ -369,16 +378,19 @@ def slot_attention(
             chunk = _attend_chunk(query[row : row + 1], keys, values, reading.added, scale, softcap, sinks)
             out[row] = chunk[0].transpose(0, 1)
         return out, None
-    assert attention_mask.added is not None
+    added = attention_mask.added
+    assert added is not None
     group = heads // key.shape[1]
     folded = query.reshape(rows, key.shape[1], group, channels)
     # The fused kernel has neither a soft cap nor sinks, and on a CPU it is slower.
     if query.device.type == "cpu" or softcap is not None or sinks is not None:
         folded, sinks = _with_least(folded, sinks)
-        out = attend_in_steps(folded, key, value, attention_mask.added, scale, softcap, sinks)
+        if softcap is None and sinks is None and query.dtype == torch.float32:
+            added = attention_mask.of_heads(key.shape[1])
+        out = attend_in_steps(folded, key, value, added, scale, softcap, sinks)
         out = out[:, :, :group]
     else:
-        out = attend_fused(folded, key, value, attention_mask.added, scale)
+        out = attend_fused(folded, key, value, added, scale)
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
@@ -454,8 +466,11 @@ def attend_in_steps(
     """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the
     same bits at every length.
 
+    `mask` [queries, keys], [rows, 1, 1, keys] or [rows * kv_heads, 1, keys] is added to the scores;
     `sinks` [1, kv_heads, queries, 1] are the scores of one more key, which has no value.
     """
+    if softcap is None and sinks is None and query.dtype == torch.float32:
+        return _attend_in_two(query, key, value, mask, scale)
     scores = torch.matmul(query, key.transpose(-1, -2)).float().mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -466,6 +481,25 @@ def attend_in_steps(
     weights = scores.sub_(highest).exp_()
     weights = weights / (weights.sum(-1, keepdim=True) + (sinks.float() - highest).exp())
     return _weighted_sum(weights.to(value.dtype), value)
+
+
+def _attend_in_two(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As `attend_in_steps`, without a soft cap and sinks, in fp32; the first product starts from the
+    mask.
+    """
+    rows, heads, queries, _ = query.shape
+    if mask.ndim > 3:
+        mask = mask.expand(rows, heads, 1, -1).reshape(rows * heads, 1, -1)
+    keys = key.flatten(0, 1).transpose(1, 2)
+    values = value.flatten(0, 1)
+    weights = torch.baddbmm(mask, query.reshape(rows * heads, queries, -1), keys, alpha=scale).softmax(-1)
+    result = torch.bmm(weights[..., :MOST_KEYS], values[:, :MOST_KEYS])
+    for start in range(MOST_KEYS, values.shape[1], MOST_KEYS):
+        end = start + MOST_KEYS
+        result.baddbmm_(weights[..., start:end], values[:, start:end])
+    return result.view(rows, heads, queries, -1)
 
 
 def _weighted_sum(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
