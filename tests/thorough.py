@@ -118,11 +118,14 @@ THOROUGH = tuple(
         "recipe/test_search.py": ("the_script_trains",),
         "recipe/test_specialization.py": ("the_script_trains",),
         "recipe/test_tool_forms.py": ("the_script_trains_a_form",),
-        "workers/rollout/test_prefix_caching.py": tuple(
-            f"no_order_batch_or_cache_changes_a_bit[{case}]"
-            for case in (
-                "True-8-0", "False-8-0", "False-8-7", "False-1-0", "True-3-2", "False-3-2", "False-32-1",
-            )
+        "workers/rollout/test_prefix_caching.py": (
+            *(
+                f"no_order_batch_or_cache_changes_a_bit[{case}]"
+                for case in (
+                    "True-8-0", "False-8-0", "False-8-7", "False-1-0", "True-3-2", "False-3-2", "False-32-1",
+                )
+            ),
+            "a_conversation_computes_the_keys_of_its_replies_once_and_keeps_its_bits[2",
         ),
         "workers/rollout/vllm/test_killed_worker.py": ("all_processes_of_an_engine",),
     }.items()

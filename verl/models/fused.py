@@ -109,12 +109,20 @@ def _norm_class(cls: type, epsilon: str) -> type:
         weight = self.weight
         if states.dtype != torch.float32 or weight.dtype != torch.float32:
             return plain(self, states)
-        if torch.is_grad_enabled() and states.device.type != "cuda":
-            # Without a GPU torch's has no backward of its own, but that of each of its operations.
-            return _RMSNorm.apply(states, weight, getattr(self, epsilon))
+        if states.device.type != "cuda":
+            # Without a GPU torch's is a sequence of operations, with the backward of each of them.
+            if torch.is_grad_enabled():
+                return _RMSNorm.apply(states, weight, getattr(self, epsilon))
+            return (states * _norm_scale(states, getattr(self, epsilon))).mul_(weight)
         return F.rms_norm(states, weight.shape, weight, getattr(self, epsilon))
 
     return type(cls.__name__, (cls,), {"forward": forward, "fused_norm": True, "__module__": cls.__module__})
+
+
+def _norm_scale(states: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return 1 / sqrt(mean of squares + epsilon) of the rows of states, `[..., 1]`."""
+    norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -124,8 +132,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        scale = norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+        scale = _norm_scale(states, epsilon)
         scaled = states * scale
         ctx.save_for_backward(scaled, scale, weight)
         return scaled * weight
@@ -142,11 +149,16 @@ class _RMSNorm(torch.autograd.Function):
         return (grad * weight).addcmul_(scaled, mean).mul_(scale), grad_weight, None
 
 
-class _Product:
+class JoinedProduct:
     """One product for several layers of one input.
 
     Args:
         layers: of one parent module, in the order in which it may call them.
+
+    Attributes:
+        weight: of all layers, one behind the other.
+        bias: likewise; None without one.
+        packed: computes the product, if it is not None.
     """
 
     def __init__(self, layers: list[torch.nn.Linear]) -> None:
@@ -160,6 +172,7 @@ class _Product:
                 for layer, part in zip(layers, whole.split(self.sizes), strict=True):
                     # The parameter stays the same object: its names, ties and loaders know it.
                     getattr(layer, name).data = part
+        self.packed: Any = None
         self._states: torch.Tensor | None = None
         self._outputs: list[torch.Tensor | None] = []
         self._apart = False
@@ -178,23 +191,44 @@ class _Product:
                 self._outputs = []
                 return None
             self._states = states
-            self._outputs = list(F.linear(states, self.weight, self.bias).split(self.sizes, -1))
+            self._outputs = list(self._whole(states).split(self.sizes, -1))
         output = self._outputs[place]
         self._outputs[place] = None
         if all(other is None for other in self._outputs):
             self._states = None
         return output
 
+    def _whole(self, states: torch.Tensor) -> torch.Tensor:
+        if self.packed is not None:
+            return self.packed.product(states)
+        return F.linear(states, self.weight, self.bias)
+
 
 class _Part(torch.nn.Linear):
-    """A layer that takes its part of a product."""
+    """A layer that takes its part of a product.
 
-    product: _Product
+    Attributes:
+        product: of the layers.
+        place: of its part.
+        packed: computes its own output where it has to; None for a plain product.
+    """
+
+    product: JoinedProduct
     place: int
+    packed: Any = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output = None if torch.is_grad_enabled() else self.product.output(input, self.place)
-        return super().forward(input) if output is None else output
+        if torch.is_grad_enabled():
+            return super().forward(input)
+        output = self.product.output(input, self.place)
+        if output is not None:
+            return output
+        return super().forward(input) if self.packed is None else self.packed.product(input)
+
+
+def joined_product(layer: torch.nn.Module) -> JoinedProduct | None:
+    """Return the product that a layer takes its part of; None for any other module."""
+    return layer.product if isinstance(layer, _Part) else None
 
 
 def fuse_projections(model: torch.nn.Module) -> int:
@@ -213,7 +247,7 @@ def fuse_projections(model: torch.nn.Module) -> int:
     for layers in _groups(model):
         if any(uses[id(parameter)] > 1 for layer in layers for parameter in layer.parameters()):
             continue
-        product = _Product(layers)
+        product = JoinedProduct(layers)
         for place, layer in enumerate(layers):
             layer.__class__ = _Part
             part: Any = layer

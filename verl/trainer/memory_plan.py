@@ -70,7 +70,8 @@ class GroupMemory:
         optimizer: its states.
         gradients: of one optimizer step.
         engine: weights of the engine.
-        cache: keys and values, logits and sampling of the engine, freed while policies are updated.
+        cache: keys and values, logits and sampling of the engine, and on a CPU packed weights; freed
+            while policies are updated.
         one_pass: of the largest micro-batch.
         tokens: budget of a micro-batch.
         checkpointing: activations are recomputed.
@@ -250,6 +251,8 @@ class _Model:
         engine = (training.parameters + adapter_numbers * adapters) * numbers
         text = self._network.get_text_config()
         cache = self._cache(text, numbers) + self.slots * int(text.vocab_size) * SAMPLING_BYTES
+        if self._device == "cpu" and rollout.name == "hf":
+            cache += training.parameters * numbers  # weights in another order, for products
         gradients = training.trained * FP32 // self._ranks
         return GroupMemory(
             weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False

@@ -100,6 +100,38 @@ async def test_no_order_batch_or_cache_changes_a_bit(alone, slots, pause, cachin
         assert more < 0.5 * first["prompt_tokens_computed"]
 
 
+async def talk(engine: HFEngine, number: int, adapter: str | None, turns: int = 3) -> list[Generation]:
+    """A conversation: every prompt is the one before, its reply, and some more tokens."""
+    generator = torch.Generator().manual_seed(number)
+    text = tuple(SYSTEM[: 20 * number])
+    replies = []
+    for turn in range(turns):
+        text += tuple(torch.randint(0, 512, (9 + 5 * number,), generator=generator).tolist())
+        (reply,) = await engine.generate(ask(text, 40, adapter, seed=10 * number + turn))
+        text += reply.token_ids
+        replies.append(reply)
+    return replies
+
+
+@pytest.mark.parametrize("slots", [12, 2])
+async def test_a_conversation_computes_the_keys_of_its_replies_once_and_keeps_its_bits(slots):
+    engine, plain = make_engine(slots), make_engine(8, caching=False)
+    replies, expected = [
+        await asyncio.gather(*(talk(one, i, name) for i, name in enumerate(EVERYONE)))
+        for one in (engine, plain)
+    ]
+    assert replies == expected
+    stats, tokens = engine.stats(), plain.stats()["prompt_tokens_computed"]
+    assert stats["prompt_tokens_computed"] + stats["prompt_tokens_copied"] == tokens
+    # With a slot for each: of a turn what comes behind the last reply, and parts of chunks.
+    assert slots == 2 or stats["prompt_tokens_computed"] < 0.6 * tokens
+    # Nothing is left under new weights.
+    engine.update_weights({name: p.detach() for name, p in tiny_model().named_parameters()}, version=1)
+    (again,) = await talk(engine, 1, "a", turns=1)
+    assert again.log_probs == expected[1][0].log_probs
+    assert engine.stats()["prompt_tokens_copied"] == stats["prompt_tokens_copied"]
+
+
 async def test_the_next_turn_and_other_prompts_with_the_same_system_prompt_compute_the_rest_alone():
     engine = make_engine()
     lengths, computed = (200, 300, 420), []

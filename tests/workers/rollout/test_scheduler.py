@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.workers.rollout.conftest import request
+from verl.workers.rollout.base import EngineStats
 from verl.workers.rollout.chunks import next_chunk
 from verl.workers.rollout.free_slots import FreeSlots
 from verl.workers.rollout.scheduler import MAX_WAIT, Admission, Scheduler
-from verl.workers.rollout.waiting import PendingReply, Ticket
+from verl.workers.rollout.waiting import ARRIVALS, PendingReply, Ticket
 
 
 def replies(length: int, prompt_seed: int, n: int = 1, priority: int = 0) -> list[PendingReply]:
@@ -237,10 +238,15 @@ def test_prompts_are_forgotten_when_the_weights_change():
 
 
 def drive(
-    scheduler: Scheduler, arrivals: list[list[PendingReply]], ends: random.Random, aborts: bool = False
+    scheduler: Scheduler,
+    arrivals: list[list[PendingReply]],
+    ends: random.Random,
+    aborts: bool = False,
+    turns: int = 0,
 ) -> tuple[list[Admission], list[tuple[int, ...]]]:
     """Admit all; a tick computes a pass, brings some of the arrivals and ends some of the replies,
-    all at random, with `aborts` also of those that wait for their prompts.
+    all at random, with `aborts` also of those that wait for their prompts. The keys of some replies
+    stay, and `turns` times a prompt comes that goes on behind one.
 
     Checks every admission and every chunk against what slots hold, and returns the admissions and
     the prompts computed.
@@ -274,9 +280,18 @@ def drive(
                 texts.update(dict.fromkeys(fill.followers, fill.text))
                 started |= set(fill.followers) | ({fill.slot} if fill.reply is not None else set())
         for slot in [slot for slot in running if (aborts or slot in started) and ends.random() < 0.3]:
-            del running[slot]
+            reply = running.pop(slot)
+            if slot in started and turns and ends.random() < 0.7:
+                more = tuple(ends.randrange(1000) for _ in range(ends.randint(1, 150)))
+                texts[slot] = reply.ticket.request.prompt_ids + more
+                scheduler.free(slot, texts[slot])
+                turns -= 1
+                next_prompt = texts[slot] + more[: ends.randint(1, 40)]
+                later = replace(reply.ticket.request, prompt_ids=next_prompt)
+                arrivals.insert(0, [PendingReply(Ticket(later, 5, [None]), 0)])
+            else:
+                scheduler.free(slot)
             started.discard(slot)
-            scheduler.free(slot)
         scheduler.tick()
     return log, computed
 
@@ -335,6 +350,59 @@ def test_slots_hold_what_is_read_from_them_under_shared_beginnings_and_aborts(sl
         log, _ = drive(Scheduler(slots, 128, caching), tickets, rng, aborts=True)
         assert len(log) == 40
         assert caching or not any(entry.copies or entry.move for entry in log)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 9])
+@pytest.mark.parametrize("block", [2, 8])
+def test_slots_hold_what_is_read_from_them_where_replies_leave_their_keys(slots, block):
+    """As above, with next turns; siblings begin again from a prompt behind which a reply is kept."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        tickets = [with_prefix(rng.choice([0, 64, 100]), 40 + seed % 30, seed % 5) for seed in range(20)]
+        stats = EngineStats()
+        scheduler = Scheduler(slots, 128, stats=stats, row_block=block)
+        log, _ = drive(scheduler, tickets, rng, aborts=seed % 2 == 1, turns=20)
+        assert len(log) > 24, "20 prompts and some next turns"
+        assert slots < 9 or stats.prompt_tokens_copied > stats.prompt_tokens_computed
+
+
+def test_a_next_turn_computes_what_comes_behind_the_reply_alone_and_in_its_slot():
+    scheduler = Scheduler(slots=4, token_budget=128, row_block=2)
+    scheduler.add(first := replies(100, 0))
+    (entry,) = admitted(scheduler)
+    passes(scheduler)
+    prompt = first[0].ticket.request.prompt_ids
+    text = (*prompt, *range(90))
+    scheduler.free(entry.slot, text)
+    longer = replace(first[0].ticket.request, prompt_ids=(*text, 7, 8, 9))
+    scheduler.add([PendingReply(Ticket(longer, 5, [None]), 0)])
+    (second,) = admitted(scheduler)
+    assert second.slot == entry.slot and passes(scheduler) == [
+        [(entry.slot, 128, 192)],
+        [(entry.slot, 192, 193)],
+    ]
+    # Another reply to the first prompt leaves what the second turn has.
+    scheduler.free(second.slot)
+    scheduler.add(replies(100, 0))
+    (third,) = admitted(scheduler)
+    assert third.slot != second.slot
+    assert [(copy.source, copy.start, copy.end) for copy in third.copies] == [(second.slot, 0, 64)]
+
+
+def test_a_prompt_that_is_asked_for_again_and_again_keeps_no_other_from_the_slots():
+    scheduler = Scheduler(slots=1, token_budget=32)
+    scheduler.add(replies(10, 0))
+    (entry,) = admitted(scheduler)
+    passes(scheduler)
+    scheduler.add(other := replies(10, 1))
+    before = 0
+    while entry.reply is not other[0]:
+        before += 1
+        scheduler.add(replies(10, 0))
+        scheduler.free(entry.slot)
+        (entry,) = admitted(scheduler)
+        assert before <= ARRIVALS, "it starves"
+    assert before > 8, "prompts that need not be computed come first for a while"
 
 
 def test_the_last_slot_with_a_prompt_that_replies_wait_for_is_kept_for_them():
@@ -429,7 +497,7 @@ def test_the_work_for_a_reply_does_not_grow_with_slots_and_waiting_replies():
 
 
 def test_free_slots_that_are_used_again_and_again_keep_no_entry_for_each_use() -> None:
-    free = FreeSlots(8)
+    free = FreeSlots(8, 8)
     for _ in range(3000):
         free.remove(0)
         free.add(0)

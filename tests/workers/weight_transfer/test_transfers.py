@@ -2,6 +2,7 @@
 its name.
 """
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.workers.rollout.conftest import request, tiny_model
 from verl.protocol.generate import RolloutError
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.worker_group import ClassWithInitArgs
 from verl.trainer.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, RolloutConfig
 from verl.trainer.ppo.weight_sync import send_weights
 from verl.workers.policy_worker import BUCKETS, PolicyWorker
+from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.server import RolloutWorker
 from verl.workers.weight_transfer import chosen_transfer, transfer_exists
 from verl.workers.weight_transfer.base import ReceivedWeights, build_transfer, send_bucket, transfer_name
@@ -73,6 +76,36 @@ def test_names_are_found_without_importing_what_they_name() -> None:
     )
     for name in NAMES:
         assert type(build_transfer(transfer_name(build_transfer(name)))) is type(build_transfer(name))
+
+
+async def test_after_an_update_that_is_lost_on_its_way_nothing_is_sampled_until_a_whole_one_has_come() -> (
+    None
+):
+    """The second half of the weights is gone when the engine reads it, with a reply in flight."""
+    engine = HFEngine(tiny_model(), max_num_seqs=8, max_model_len=128)
+    flight = asyncio.create_task(engine.generate(request(10, 60)))
+    while engine.stats()["sampled"] < 5:
+        await asyncio.sleep(0)
+    weights = {name: 1.1 * p.detach() for name, p in tiny_model().named_parameters()}
+    names = sorted(weights)
+    transfer = SharedMemory()
+    halves = [{name: weights[name] for name in part} for part in (names[::2], names[1::2])]
+    buckets = [send_bucket(transfer, half) for half in halves]
+    first, second = (ReceivedWeights(transfer, bucket.handle, bucket.shapes) for bucket in buckets)
+    engine.update_weights(first, version=2, final=False)
+    transfer.release(buckets[1].handle)
+    with pytest.raises(RolloutError, match="no weights at"):
+        engine.update_weights(second, version=2)
+    before = engine.stats()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert engine.stats() == before and not flight.done() and engine.version == 0
+    engine.update_weights(weights, version=3)
+    (reply,) = await flight
+    assert (reply.version, sum(count for _, count in reply.earlier)) == (3, before["sampled"])
+    fresh = HFEngine(tiny_model(), max_num_seqs=8, max_model_len=128)
+    fresh.update_weights(weights, version=3)
+    assert await engine.generate(request(30, 9)) == await fresh.generate(request(30, 9))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,13 +15,16 @@ gets an exact zero. There are two ways, chosen once:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from verl.models.lora import LoraSpec, adapter_shapes, lora_targets, tensor_name
+from verl.models.packed import PackedWeight, PlainWeight, may_be_packed
 from verl.protocol.generate import RolloutError
+from verl.workers.rollout.chunks import CHUNK
 from verl.workers.rollout.weights import AdapterInbox
 
 # Sum of ranks up to which a mask is the faster way on a CPU; it also takes fewer kernels.
@@ -40,6 +43,10 @@ class RowAdapters:
         specs: by adapter name.
         slots: rows of a decode step.
 
+    Attributes:
+        rounds_alike: a row's change has the same bits beside any number of other rows, and in a
+            decode step and a chunk.
+
     Raises:
         LoraTargetError: an adapter does not fit the model.
     """
@@ -52,6 +59,7 @@ class RowAdapters:
         # By the adapters that there are, never by the rows of a batch: bits would depend on these.
         way = _Grouped if total > MASKED_RANKS and self._device.type == "cpu" else _Masked
         self._rows: _Masked | _Grouped = way(specs, slots, weight)
+        self.rounds_alike = True
         self._layers: dict[str, frozenset[str]] = {}
         shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         hooked_layers: set[str] = set()
@@ -61,7 +69,7 @@ class RowAdapters:
             for layer, linear in targets.items():
                 if layer not in hooked_layers:
                     hooked_layers.add(layer)
-                    self._rows.add_layer(
+                    self.rounds_alike &= self._rows.add_layer(
                         layer,
                         shapes[name][tensor_name(layer, "lora_A")][-1],
                         shapes[name][tensor_name(layer, "lora_B")][0],
@@ -162,19 +170,30 @@ class _Masked:
         self._weight = weight
         self._down: dict[str, torch.Tensor] = {}
         self._up: dict[str, torch.Tensor] = {}
+        self._packed: dict[str, tuple[PackedWeight, PackedWeight]] = {}
         self._slots = weight.new_zeros(slots, self._total)
         self._rows = self._slots
         self._tokens = 1
 
-    def add_layer(self, layer: str, inputs: int, outputs: int) -> None:
-        """Make room for the adapters of a layer with so many channels."""
-        self._down[layer] = self._weight.new_zeros(self._total, inputs)
-        self._up[layer] = self._weight.new_zeros(outputs, self._total)
+    def add_layer(self, layer: str, inputs: int, outputs: int) -> bool:
+        """Make room for the adapters of a layer with so many channels, and return whether rows are
+        rounded alike.
+        """
+        down = self._weight.new_zeros(self._total, inputs)
+        up = self._weight.new_zeros(outputs, self._total)
+        self._down[layer] = down
+        self._up[layer] = up
+        if not (may_be_packed(PlainWeight(down)) and may_be_packed(PlainWeight(up))):
+            return False
+        self._packed[layer] = (PackedWeight(PlainWeight(down)), PackedWeight(PlainWeight(up)))
+        return True
 
     def load(self, layer: str, name: str, down: torch.Tensor, up: torch.Tensor) -> None:
         """Set the `lora_A` and `lora_B` of an adapter in a layer."""
         self._down[layer][self._columns[name]] = down
         self._up[layer][:, self._columns[name]] = up
+        for packed in self._packed.get(layer, ()):
+            packed.drop()
 
     def assign(self, slot: int, name: str | None) -> None:
         """Set the adapter of a slot."""
@@ -193,6 +212,9 @@ class _Masked:
     def change(self, layer: str, states: torch.Tensor) -> torch.Tensor:
         """Return what the adapters add to a layer's output."""
         mask = self._masks(layer, states)
+        if layer in self._packed:
+            down, up = self._packed[layer]
+            return up.product(down.product(states) * mask)
         return F.linear(F.linear(states, self._down[layer]) * mask, self._up[layer])
 
     def _mask(self, name: str | None) -> torch.Tensor:
@@ -243,10 +265,13 @@ class _Grouped:
         self._scatter: torch.Tensor | None = None
         self._zeros = False
 
-    def add_layer(self, layer: str, inputs: int, outputs: int) -> None:
-        """Make room for the adapters of a layer with so many channels."""
+    def add_layer(self, layer: str, inputs: int, outputs: int) -> bool:
+        """Make room for the adapters of a layer with so many channels, and return whether rows are
+        rounded alike.
+        """
         self._down[layer] = self._weight.new_zeros(len(self._number), self._rank, inputs)
         self._up[layer] = self._weight.new_zeros(len(self._number), self._rank, outputs)
+        return _groups_round_alike(inputs, self._rank, outputs, self._weight.dtype)
 
     def load(self, layer: str, name: str, down: torch.Tensor, up: torch.Tensor) -> None:
         """Set the `lora_A` and `lora_B` of an adapter in a layer."""
@@ -314,6 +339,19 @@ class _Grouped:
         if self._zeros:
             changes = F.pad(changes, (0, 0, 0, 0, 0, 1))
         return changes.index_select(0, self._scatter).view(*states.shape[:-1], -1)
+
+
+@cache
+@torch.no_grad()
+def _groups_round_alike(inputs: int, rank: int, outputs: int, dtype: torch.dtype) -> bool:
+    """Return whether a group of a decode step has the bits of the same rows in a chunk."""
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    states = torch.randn(2, CHUNK, inputs, generator=generator).to(dtype)
+    down = torch.randn(2, rank, inputs, generator=generator).to(dtype).transpose(1, 2)
+    up = torch.randn(2, rank, outputs, generator=generator).to(dtype)
+    chunks = torch.bmm(torch.bmm(states, down), up)
+    groups = torch.bmm(torch.bmm(states[:, 5 : 5 + GROUP_ROWS], down), up)
+    return torch.equal(groups, chunks[:, 5 : 5 + GROUP_ROWS])
 
 
 def _selection(numbers: Sequence[int]) -> slice | torch.Tensor:

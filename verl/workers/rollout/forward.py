@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from verl.models.fused import fuse_norms, fuse_projections
 from verl.models.lora import LoraSpec
+from verl.models.packed import LEAST_ROWS, pack_linears
 from verl.workers.rollout.adapters import RowAdapters
 from verl.workers.rollout.chunks import TextChunk
 from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
@@ -28,6 +29,7 @@ class SlotModel:
         adapters: of the rows.
         slots: rows of a decode step, at least the requested number.
         token_budget: tokens of one pass over chunks.
+        row_block: a decode step runs a multiple of so many rows.
         logits: next-token logits [slots, vocab] after the last chunk of a text, copy or decode of
             each slot.
     """
@@ -44,6 +46,7 @@ class SlotModel:
         fuse_norms(model)
         # Before adapters, which look up the layers.
         fuse_projections(model)
+        self._packed = pack_linears(model)
         self._model = model.eval()
         weight = next(model.parameters())
         self.device = weight.device
@@ -55,15 +58,27 @@ class SlotModel:
         self._cache = SlotCache(model.config, self.slots, max_length, weight.dtype, self.device)
         self.logits = torch.zeros(self.slots, self.vocab_size, dtype=weight.dtype, device=self.device)
         self._prompt_logits = torch.zeros_like(self.logits)
+        self._rounds_alike = self._packed.is_whole and self.adapters.rounds_alike
+        self.row_block = LEAST_ROWS if self._rounds_alike else MIN_ROWS
         self._last_logits_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def is_shapeless(self) -> bool:
+        """Whether a token's keys have the same bits in a decode step and in a chunk, as far as is known."""
+        return self._rounds_alike and self._cache.is_shapeless
 
     def reserve(self, length: int) -> None:
         """Ensure that the cache holds `length` positions per slot."""
         self._cache.reserve(length)
 
     def release(self) -> None:
-        """Free the cache."""
+        """Free the cache, and the copies of weights for products."""
         self._cache.release()
+        self._packed.drop()
+
+    def weights_changed(self) -> None:
+        """Note that weights of the model were replaced."""
+        self._packed.drop()
 
     def compute(self, chunks: Sequence[TextChunk]) -> list[bool]:
         """Compute chunks of one width, each under its adapter, into their slots, and return whether
@@ -129,6 +144,10 @@ class SlotModel:
         pair = torch.as_tensor([[source], [target]], device=self.device)
         self._cache.copy(pair[0], pair[1], start, end)
 
+    def holds_same(self, slot: int, other: int, length: int) -> bool:
+        """Return whether two slots hold the same bits at the first `length` positions."""
+        return self._cache.holds_same(slot, other, length)
+
     def end(self, slots: Sequence[int]) -> None:
         """Note that the replies of slots have ended: nothing to do, the slots keep their prompts."""
 
@@ -140,9 +159,9 @@ class SlotModel:
         """Append tokens [slots] at positions [slots]; the highest active position is below
         `length`.
 
-        Only the first `used` slots are run, rounded up to a multiple of `MIN_ROWS`.
+        Only the first `used` slots are run, rounded up to a multiple of `row_block`.
         """
-        rows = round_up(used, MIN_ROWS)
+        rows = round_up(used, self.row_block)
         length = round_up(length, KV_BLOCK)
         tokens = tokens[:rows]
         positions = positions[:rows]

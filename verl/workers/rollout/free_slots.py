@@ -5,15 +5,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-# Slots by which the rows of a decode step grow: `verl.workers.rollout.experts.MIN_ROWS`, which the
-# scheduler cannot import without torch.
-ROW_BLOCK = 8
-
 
 class FreeSlots:
-    """At first all of `slots` slots, the lower ones used longer ago."""
+    """At first all of `slots` slots, the lower ones used longer ago.
 
-    def __init__(self, slots: int) -> None:
+    Args:
+        slots: number of slots.
+        block: number of slots by which the rows of a decode step grow.
+    """
+
+    def __init__(self, slots: int, block: int) -> None:
+        self._block = block
         self._used = {slot: slot - slots for slot in range(slots)}  # when, as numbers that grow
         self._next = 0
         self._oldest = -slots
@@ -62,13 +64,13 @@ class FreeSlots:
         return self._used[slot]
 
     def lowest_block(self) -> list[int]:
-        """Return the free slots of the lowest block of `ROW_BLOCK` slots that has any."""
+        """Return the free slots of the lowest block that has any."""
         while self._by_number and self._by_number[0] not in self._used:
             heapq.heappop(self._by_number)
         if not self._by_number:
             return []
-        start = self._by_number[0] // ROW_BLOCK * ROW_BLOCK
-        return [slot for slot in range(start, start + ROW_BLOCK) if slot in self._used]
+        start = self._by_number[0] // self._block * self._block
+        return [slot for slot in range(start, start + self._block) if slot in self._used]
 
     def oldest(self, is_needed: Callable[[int], bool]) -> int | None:
         """Return the slot that was used longest ago among those that are not needed."""

@@ -3,10 +3,10 @@ transformers.
 
 Replies start and end at any time; each holds one slot of the key-value cache. A step computes some
 chunks of new prompts, samples one token for every active slot, returns finished replies, fills free
-slots, and runs the model once over the slots in use, [rows, 1] with rows a multiple of eight.
-Prompts are computed on a fixed grid, every reply has its own random numbers, and masked cache
-blocks and other rows change no bit: on a CPU a reply is the same to the last bit in any batch,
-whatever the adapters of the other rows and whatever beginnings of prompts slots hold already.
+slots, and runs the model once over the slots in use, [rows, 1]. Prompts are computed on a fixed
+grid, every reply has its own random numbers, and masked cache blocks and other rows change no bit:
+on a CPU a reply is the same to the last bit in any batch, whatever the adapters of the other rows
+and whatever beginnings of prompts slots hold already, earlier turns with their replies included.
 
 The loop is an asyncio task that exists while there is work and yields after every step, so
 everything between two steps (requests, aborts, new weights) happens while the model is not running,
@@ -94,12 +94,14 @@ class HFEngine:
         serving = serving_of(model.config, max_model_len=max_model_len)
         for note in serving.notes():
             logger.warning("the hf engine of %s: %s", type(model).__name__, note)
+        self._prefix_caching = enable_prefix_caching
         self._model = MODELS[serving.mode](model, max_num_seqs, max_model_len, adapters)
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
+        # Keys of a reply are those of the same tokens in a prompt, to the last bit.
+        self._keeps_replies = self._prefix_caching and serving.same_keys and self._model.is_shapeless
         self._slots = SlotState(self._model.slots, max_model_len, self._model.device)
         self._stats = SlotStats()
-        self._prefix_caching = enable_prefix_caching
         self._scheduler = self._new_scheduler()
         self._weights = WeightLoader(model)
         self._compiler = (
@@ -118,7 +120,13 @@ class HFEngine:
         self._version = 0
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self._max_num_seqs, self._model.token_budget, self._prefix_caching, self._stats)
+        return Scheduler(
+            self._max_num_seqs,
+            self._model.token_budget,
+            self._prefix_caching,
+            self._stats,
+            self._model.row_block,
+        )
 
     @property
     def version(self) -> int:
@@ -192,6 +200,7 @@ class HFEngine:
             try:
                 self._weights.load(named_tensors, final)
             finally:
+                self._model.weights_changed()
                 # What slots hold has keys of the old weights, of which a part may be replaced.
                 self._scheduler.forget()
         else:
@@ -458,7 +467,8 @@ class HFEngine:
         earlier: tuple[tuple[int, int], ...] = ()
         if slot is not None:
             earlier = tuple(self._earlier.get(slot, ()))
-            self._release(slot, reason == "abort")
+            # Of the last token no key was computed.
+            self._release(slot, reason == "abort", tokens[:-1])
         version = self.version_of(reply.ticket.request.adapter)
         reply.ticket.replies[reply.index] = Generation(
             tokens, log_probs, reason, version=version, earlier=earlier
@@ -496,17 +506,29 @@ class HFEngine:
     def _slots_of(self, ticket: Ticket) -> list[int]:
         return list(ticket.slots.values())
 
-    def _release(self, slot: int, is_early: bool) -> None:
-        """Free the slot of a reply; one that ends early may have keys that no step has looked at."""
+    def _release(self, slot: int, is_early: bool, tokens: Sequence[int] = ()) -> None:
+        """Free the slot of a reply; one that ends early may have keys that no step has looked at.
+
+        Args:
+            slot: of the reply.
+            is_early: it has not ended by itself.
+            tokens: of the reply, with keys in the slot.
+        """
         reply = self._running.pop(slot)
         del reply.ticket.slots[reply.index]
         self._earlier.pop(slot, None)
         self._forms.stop(slot)
+        request = reply.ticket.request
+        text: tuple[int, ...] = ()
+        if self._keeps_replies and not is_early and slot not in self._unsafe:
+            text = (*request.prompt_ids, *tokens)
+            self._text_lengths[slot] = len(text)
+            self._model.reserve(len(text) + 1)
         self._slots.stop([slot], [self._text_lengths[slot]])
         self._model.end([slot])
         if is_early and not bool(self._model.logits[slot].isfinite().all()):
             self._condemn([slot])
-        self._scheduler.free(slot)
+        self._scheduler.free(slot, text, request.adapter)
 
     def _condemn(self, slots: Sequence[int]) -> None:
         """Let nothing use what slots hold: it is cleared before their next replies."""

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,11 @@ from transformers.masking_utils import causal_mask_function
 from verl.protocol.generate import RolloutError
 
 KV_BLOCK = 64
+# Queries of a product of attention at least, on a CPU: with fewer, kernels round in another way.
+MIN_QUERIES = 4
+# Keys of such a product at most: with more, kernels choose where they cut the sum by how many there
+# are, and a masked block would change bits.
+MOST_KEYS = 3 * KV_BLOCK
 ATTENTION = "verl_slots"
 
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
@@ -71,6 +77,15 @@ class SlotMask:
 
     readings: tuple[SlotReading, ...] = ()
     added: torch.Tensor | None = None
+    _of_heads: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def of_heads(self, heads: int) -> torch.Tensor:
+        """Return `added` once for each key head, `[slots * heads, 1, columns]`, made once a step."""
+        assert self.added is not None
+        if heads not in self._of_heads:
+            rows = len(self.added)
+            self._of_heads[heads] = self.added.expand(rows, heads, 1, -1).reshape(rows * heads, 1, -1)
+        return self._of_heads[heads]
 
 
 class SlotCache(Cache):
@@ -97,6 +112,7 @@ class SlotCache(Cache):
         self.places: tuple[Place, ...] = ()
         # Such models compute keys from what they store, so that only the rows' own are returned.
         self.gathers = getattr(config.get_text_config(), "kv_lora_rank", None) is not None
+        self._has_reach = False
         self._last_written: tuple[torch.Tensor, torch.Tensor] | None = None
         # Of decode steps of one shape: what their attention reads, by layer; of one step: where it
         # writes, by the number of heads.
@@ -107,6 +123,21 @@ class SlotCache(Cache):
     def allocated(self) -> int:
         """Number of allocated positions per slot."""
         return self._room
+
+    @property
+    def is_shapeless(self) -> bool:
+        """Whether attention has the same bits in a decode step and in a chunk, as far as is known: a
+        chunk that leaves out keys beyond a layer's reach adds others up together.
+        """
+        return not (self._has_reach or self.gathers) and _attends_alike(*self._sizes, self._dtype)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Query heads of a key head, and channels of a head."""
+        text = self._config.get_text_config()
+        heads = text.num_attention_heads
+        group = heads // (getattr(text, "num_key_value_heads", None) or heads)
+        return group, getattr(text, "head_dim", None) or text.hidden_size // heads
 
     @property
     def bytes(self) -> int:
@@ -174,6 +205,14 @@ class SlotCache(Cache):
         for tensors in self._stored.values():
             for tensor in tensors:
                 tensor[target, :, start:end] = tensor[source, :, start:end]
+
+    def holds_same(self, slot: int, other: int, length: int) -> bool:
+        """Return whether two slots hold the same bits at the first `length` positions."""
+        return all(
+            torch.equal(tensor[slot, :, :length], tensor[other, :, :length])
+            for tensors in self._stored.values()
+            for tensor in tensors
+        )
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zero the slots, so that a non-finite value cannot reach a later reply through a masked
@@ -252,10 +291,12 @@ class SlotCache(Cache):
         return SlotMask(added=_added(hidden)[:, None, None, :])
 
     def _reading(self, visible: MaskFunction, reach: int | None, start: int, tokens: int) -> SlotReading:
-        end = start + tokens
+        # Whole blocks, as in a decode step: products round in another way up to the middle of one.
+        end = round_up(start + tokens, KV_BLOCK)
+        self._has_reach = self._has_reach or reach is not None
         # Whole blocks, so that the shape is a matter of the chunk's place alone.
         first = 0 if reach is None else max(0, start - reach + 1) // KV_BLOCK * KV_BLOCK
-        query = self._columns[start:end, None]
+        query = self._columns[start : start + tokens, None]
         key = self._columns[None, first:end]
         hidden = (
             key > query if visible is causal_mask_function else ~visible(self._zero, self._zero, query, key)
@@ -337,14 +378,57 @@ def slot_attention(
             chunk = _attend_chunk(query[row : row + 1], keys, values, reading.added, scale, softcap, sinks)
             out[row] = chunk[0].transpose(0, 1)
         return out, None
-    assert attention_mask.added is not None
-    folded = query.reshape(rows, key.shape[1], heads // key.shape[1], channels)
+    added = attention_mask.added
+    assert added is not None
+    group = heads // key.shape[1]
+    folded = query.reshape(rows, key.shape[1], group, channels)
     # The fused kernel has neither a soft cap nor sinks, and on a CPU it is slower.
     if query.device.type == "cpu" or softcap is not None or sinks is not None:
-        out = attend_in_steps(folded, key, value, attention_mask.added, scale, softcap, sinks)
+        folded, sinks = _with_least(folded, sinks)
+        if softcap is None and sinks is None and query.dtype == torch.float32:
+            added = attention_mask.of_heads(key.shape[1])
+        out = attend_in_steps(folded, key, value, added, scale, softcap, sinks)
+        out = out[:, :, :group]
     else:
-        out = attend_fused(folded, key, value, attention_mask.added, scale)
+        out = attend_fused(folded, key, value, added, scale)
     return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _with_least(folded: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Add queries of zeros, and their sinks, up to `MIN_QUERIES`."""
+    missing = max(0, MIN_QUERIES - folded.shape[2])
+    if not missing:
+        return folded, sinks
+    padding = (0, 0, 0, missing)
+    return F.pad(folded, padding), None if sinks is None else F.pad(sinks, padding)
+
+
+@cache
+@torch.no_grad()
+def _attends_alike(group: int, channels: int, dtype: torch.dtype) -> bool:
+    """Return whether a token's attention on a CPU has the same bits as a part of a chunk, alone, and
+    with masked blocks behind its keys.
+    """
+    longest = 10 * KV_BLOCK
+    generator = torch.Generator().manual_seed(channels)
+    query = torch.randn(1, group, KV_BLOCK, channels, generator=generator).to(dtype)
+    key = torch.randn(1, 1, longest, channels, generator=generator).to(dtype)
+    value = torch.randn(1, 1, longest, channels, generator=generator).to(dtype)
+    token = KV_BLOCK // 3  # of a chunk
+    alone = _with_least(query[:, :, token].unsqueeze(1), None)[0].expand(2, -1, -1, -1)
+    for start in range(0, longest, KV_BLOCK):
+        end = start + KV_BLOCK
+        columns = torch.arange(longest)
+        added = _added(columns[:end] > columns[start:end, None])
+        chunk = _attend_chunk(query, key[:, :, :end], value[:, :, :end], added, 1.0, None, None)
+        for length in range(end, longest + 1, KV_BLOCK):
+            mask = _added(columns[:length] > start + token)
+            keys = key[:, :, :length].expand(2, -1, -1, -1)
+            values = value[:, :, :length].expand(2, -1, -1, -1)
+            step = attend_in_steps(alone, keys, values, mask, 1.0)
+            if not torch.equal(step[0, 0, :group], chunk[0, :, token]):
+                return False
+    return True
 
 
 def _attend_chunk(
@@ -359,7 +443,8 @@ def _attend_chunk(
     """Return the attention of one chunk, [1, heads, tokens, channels]."""
     _, heads, tokens, channels = query.shape
     kv_heads = key.shape[1]
-    if softcap is None and sinks is None:
+    # On a CPU as in a decode step, so that a token's keys are the same.
+    if query.device.type != "cpu" and softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=added.to(query.dtype), scale=scale, enable_gqa=heads != kv_heads
         )
@@ -381,18 +466,52 @@ def attend_in_steps(
     """Compute attention by two matrix products; on a CPU faster than the fused kernel, with the
     same bits at every length.
 
+    `mask` [queries, keys], [rows, 1, 1, keys] or [rows * kv_heads, 1, keys] is added to the scores;
     `sinks` [1, kv_heads, queries, 1] are the scores of one more key, which has no value.
     """
+    if softcap is None and sinks is None and query.dtype == torch.float32:
+        return _attend_in_two(query, key, value, mask, scale)
     scores = torch.matmul(query, key.transpose(-1, -2)).float().mul_(scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.add_(mask)
     if sinks is None:
-        return torch.matmul(scores.softmax(-1).to(value.dtype), value)
+        return _weighted_sum(scores.softmax(-1).to(value.dtype), value)
     highest = torch.maximum(scores.amax(-1, keepdim=True), sinks.float())
     weights = scores.sub_(highest).exp_()
     weights = weights / (weights.sum(-1, keepdim=True) + (sinks.float() - highest).exp())
-    return torch.matmul(weights.to(value.dtype), value)
+    return _weighted_sum(weights.to(value.dtype), value)
+
+
+def _attend_in_two(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As `attend_in_steps`, without a soft cap and sinks, in fp32; the first product starts from the
+    mask.
+    """
+    rows, heads, queries, _ = query.shape
+    if mask.ndim > 3:
+        mask = mask.expand(rows, heads, 1, -1).reshape(rows * heads, 1, -1)
+    keys = key.flatten(0, 1).transpose(1, 2)
+    values = value.flatten(0, 1)
+    weights = torch.baddbmm(mask, query.reshape(rows * heads, queries, -1), keys, alpha=scale).softmax(-1)
+    result = torch.bmm(weights[..., :MOST_KEYS], values[:, :MOST_KEYS])
+    for start in range(MOST_KEYS, values.shape[1], MOST_KEYS):
+        end = start + MOST_KEYS
+        result.baddbmm_(weights[..., start:end], values[:, start:end])
+    return result.view(rows, heads, queries, -1)
+
+
+def _weighted_sum(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return weights [..., queries, keys] @ value [..., keys, channels], the same bits with masked
+    blocks behind.
+    """
+    length = value.shape[-2]
+    result = torch.matmul(weights[..., :MOST_KEYS], value[..., :MOST_KEYS, :])
+    for start in range(MOST_KEYS, length, MOST_KEYS):
+        end = start + MOST_KEYS
+        result += torch.matmul(weights[..., start:end], value[..., start:end, :])
+    return result
 
 
 def attend_fused(

@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from verl.models.lora import LoraSpec
 from verl.workers.rollout.adapters import RowAdapters
 from verl.workers.rollout.chunks import TextChunk
+from verl.workers.rollout.experts import MIN_ROWS
 from verl.workers.rollout.forward import without_router_logits
 
 _CACHES = ("past_key_values", "cache_params")
@@ -45,6 +46,8 @@ class RowModel:
         adapters: of the rows.
         slots: the requested number.
         token_budget: None: texts are computed whole.
+        row_block: slots among which a reply may have any.
+        is_shapeless: False: what a reply leaves behind is not looked at.
         logits: next-token logits [slots, vocab] after the last text, copy or decode of each slot.
     """
 
@@ -64,6 +67,8 @@ class RowModel:
         self.adapters = RowAdapters(model, adapters or {}, slots)
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.token_budget = None  # a text is computed whole
+        self.row_block = MIN_ROWS
+        self.is_shapeless = False
         self.logits = torch.zeros(slots, self.vocab_size, dtype=weight.dtype, device=self.device)
         self._prompt_logits = torch.zeros_like(self.logits)
         self._prompts: dict[int, _Row] = {}
@@ -80,6 +85,9 @@ class RowModel:
         """Free all caches."""
         self._prompts = {}
         self._replies = {}
+
+    def weights_changed(self) -> None:
+        """Do nothing: nothing is made of weights."""
 
     def compute(self, chunks: Sequence[TextChunk]) -> list[bool]:
         """Compute texts, each whole and alone and under its adapter, into their slots."""
@@ -108,6 +116,10 @@ class RowModel:
     def copy_prefix(self, source: int, target: int, start: int, end: int) -> None:
         """Never called: texts that are computed whole share no beginnings."""
         raise NotImplementedError
+
+    def holds_same(self, slot: int, other: int, length: int) -> bool:
+        """Return False: rows are not compared."""
+        return False
 
     def end(self, slots: Sequence[int]) -> None:
         """Free the caches of replies that have ended; the slots keep their prompts."""

@@ -124,16 +124,22 @@ class Scheduler:
         token_budget: tokens of one pass over chunks; None: a text is computed whole and alone.
         caching: beginnings of texts are kept and used again; without, only whole prompts.
         stats: counts the tokens of prompts.
+        row_block: slots by which the rows of a decode step grow.
     """
 
     def __init__(
-        self, slots: int, token_budget: int | None, caching: bool = True, stats: EngineStats | None = None
+        self,
+        slots: int,
+        token_budget: int | None,
+        caching: bool = True,
+        stats: EngineStats | None = None,
+        row_block: int = 8,
     ) -> None:
         self._token_budget = token_budget
         self._stats = stats or EngineStats()
         self._caching = caching and token_budget is not None
         self._slots = slots
-        self._free = FreeSlots(slots)
+        self._free = FreeSlots(slots, row_block)
         self._prompts = WaitingPrompts(slots)
         self._index = PrefixIndex()
         self._fills: dict[int, Fill] = {}
@@ -165,10 +171,19 @@ class Scheduler:
         """Remove the ticket's waiting replies from the queue and return them."""
         return self._prompts.withdraw(ticket)
 
-    def free(self, slot: int) -> None:
+    def free(self, slot: int, text: Sequence[int] = (), adapter: str | None = None) -> None:
         """Record that the reply of a slot has ended. What the slot holds stays until it is reused;
         a slot that others wait for is filled first.
+
+        Args:
+            slot: of the reply.
+            text: whose keys the slot holds, as they would be computed as a prompt: the prompt of
+                the reply and its own tokens. Without, those of the prompt alone.
+            adapter: of the reply.
         """
+        if self._caching and text:
+            first = len(self._index.of_slot(slot))
+            self._index.append(slot, adapter, self._index.keys(text, adapter)[first:])
         fill = self._fills.get(slot)
         if fill is not None:
             fill.reply = None
@@ -222,7 +237,8 @@ class Scheduler:
     def length(self, slot: int) -> int:
         """Return the number of positions of a slot that hold something of use."""
         prompt = self._prompts.held.get(slot)
-        return CHUNK * len(self._index.of_slot(slot)) if prompt is None else len(prompt.tokens)
+        whole = CHUNK * len(self._index.of_slot(slot))
+        return whole if prompt is None else max(whole, len(prompt.tokens))
 
     def admit(self) -> Admission | None:
         """Return the next reply that gets a slot; call again until it returns None."""
@@ -243,12 +259,17 @@ class Scheduler:
 
     def _admit_copy(self, prompt: EnginePrompt, source: int) -> Admission:
         self._stats.prompt_tokens_copied += len(prompt.tokens)
-        if source in self._free and self._is_low(source):
+        keys = self._index.of_slot(source)[: len(prompt.tokens) // CHUNK]
+        # Behind the prompt the source may hold a reply, which another turn may go on with.
+        is_longer = len(self._index.of_slot(source)) > len(keys)
+        if source in self._free and self._is_low(source) and not (is_longer and len(self._free) > 1):
+            self._index.cut(source, len(keys))
             self._assign(source)
             return Admission(source, self._prompts.take(prompt), source)
         slot, move = self._take_slot(source)
-        self._hold_copy(slot, prompt, self._index.of_slot(source))
-        self._free.make_oldest(source)
+        self._hold_copy(slot, prompt, keys)
+        if not is_longer:
+            self._free.make_oldest(source)
         return Admission(slot, self._prompts.take(prompt), source, move)
 
     def _is_low(self, slot: int) -> bool:

@@ -55,6 +55,7 @@ class Serving:
         mode: `slots`, all replies in one batch, or `rows`, one forward pass per reply.
         reason: why not in slots; empty for `slots`.
         same_bits: whether a reply has the same bits alone and beside others.
+        same_keys: whether the keys of a reply have the bits that they have as a prompt's.
         limit: number of tokens of prompt and reply up to which this holds; None without a limit.
     """
 
@@ -62,6 +63,7 @@ class Serving:
     reason: str = ""
     same_bits: bool = True
     limit: int | None = None
+    same_keys: bool = False
 
     def notes(self) -> list[str]:
         """Return what a user has to know, one line each."""
@@ -125,6 +127,7 @@ class _Outcome:
     company: float = 0.0
     same_bits: bool = True
     error: str = ""
+    same_keys: bool = False
 
 
 @once_per_configuration
@@ -151,7 +154,8 @@ def _check(config: Any) -> list[Serving]:
             outcome = _outcome(partial(_served, model, mode), below, beyond)
             reason = _fault(outcome, allowed, limit)
             if not reason and outcome.beyond <= allowed:
-                return [*exact, Serving(mode, "; ".join(reasons), outcome.same_bits)]
+                same_keys = outcome.same_keys
+                return [*exact, Serving(mode, "; ".join(reasons), outcome.same_bits, same_keys=same_keys)]
             if not reason:
                 exact.append(Serving(mode, "; ".join(reasons), outcome.same_bits, limit))
                 reason = f"log-probs beyond {limit} tokens are {outcome.beyond:.2g} off those of a full forward pass"
@@ -215,8 +219,9 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         serving_model: Served = make()
         first = _serve(serving_model, below, range(len(below.prompts)))
         second = _serve(serving_model, beyond, range(len(beyond.prompts)))
+        same_keys = _has_same_keys(serving_model, beyond)
         last = len(below.prompts) - 1
-        (alone,) = _serve(serving_model, below, [last], TOKENS_ALONE)
+        (alone,) = _serve(serving_model, below, [last], TOKENS_ALONE, SLOTS)
     except Exception as error:  # the code of any model may raise anything
         first_line = (str(error).strip() or "no message").splitlines()[0]
         failure = (
@@ -230,7 +235,22 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         max(_gap(a, b) for a, b in zip(second, beyond.expected, strict=True)),
         _gap(alone, first[last][:TOKENS_ALONE]),
         torch.equal(alone, first[last][:TOKENS_ALONE]),
+        same_keys=same_keys,
     )
+
+
+def _has_same_keys(serving_model: Served, case: _Case) -> bool:
+    """Return whether the slots of a case, which was served just now, hold what the same texts leave
+    in other slots if they are computed as prompts.
+    """
+    texts = [prompt + reply for prompt, reply in zip(case.prompts, case.replies, strict=True)]
+    others = {len(texts) + i: text for i, text in enumerate(texts)}
+    if not serving_model.is_shapeless:
+        return False
+    compute_texts(serving_model, others)
+    same = [serving_model.holds_same(i, len(texts) + i, len(text)) for i, text in enumerate(texts)]
+    serving_model.end(list(others))
+    return all(same)
 
 
 def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -240,10 +260,10 @@ def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _serve(
-    serving_model: Served, case: _Case, row_indices: Sequence[int], count: int = TOKENS
+    serving_model: Served, case: _Case, row_indices: Sequence[int], count: int = TOKENS, used: int = 0
 ) -> list[torch.Tensor]:
     """Return the log-probs of `count` tokens of the chosen rows, each in the slot of its place in
-    the case.
+    the case, in steps of at least `used` slots.
     """
     compute_texts(serving_model, {i: case.prompts[i] for i in row_indices})
     tokens = torch.zeros(serving_model.slots, dtype=torch.long)
@@ -254,7 +274,7 @@ def _serve(
         for i in row_indices:
             tokens[i] = case.replies[i][step]
             positions[i] = len(case.prompts[i]) + step
-        serving_model.decode(tokens, positions, int(positions.max()) + 1, max(row_indices) + 1)
+        serving_model.decode(tokens, positions, int(positions.max()) + 1, max(used, max(row_indices) + 1))
     serving_model.end(list(row_indices))
     return list(torch.stack(steps, 1))
 
