@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -221,13 +222,16 @@ async def test_the_key_does_not_follow_a_redirect(server: ChatServer) -> None:
 async def test_no_more_requests_at_a_time_than_allowed_and_those_of_a_validation_first(
     server: ChatServer,
 ) -> None:
-    now, most = [0], [0]
+    """Each request is answered when another one has come."""
+    now, most, lock, pair = [0], [0], threading.Lock(), threading.Barrier(2, timeout=60)
 
     def answer(body: dict[str, Any]) -> Any:
-        now[0] += 1
-        most[0] = max(most[0], now[0])
-        time.sleep(0.05)
-        now[0] -= 1
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        pair.wait()
+        with lock:
+            now[0] -= 1
         return completion("x")
 
     server.answer = answer
