@@ -247,7 +247,9 @@ def upstream_tables() -> dict[str, str]:
         TWINS_HEADER: render_verl_keys(
             [entry for entry in TWINS if entry.name not in entry.here], TWINS_HEADER
         ),
-        VALUES_HEADER: render_verl_values([*VERL_VALUES, *VERL_MEANINGS]),
+        VALUES_HEADER: render_verl_values(
+            [entry for entry in (*VERL_VALUES, *VERL_MEANINGS) if entry.name in entry.here]
+        ),
         DEFAULTS_HEADER: render_defaults({"verl or Dr. MAS": VERL_DEFAULTS, "Dr. MAS": DR_MAS_DEFAULTS}),
         PETTINGLLMS_HEADER: render_pettingllms(PETTINGLLMS_KEYS),
     }

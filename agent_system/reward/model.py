@@ -93,9 +93,8 @@ class ReplyScorer:
         self.settings = settings
         self._model = model
         self._limit_s = limit_s
-        self._agents = {
-            a for a in agent_ids if re.fullmatch(settings.agents, a) or re.fullmatch(settings.agents, slug(a))
-        }
+        pattern = settings.agents or ""  # that of the answers of episodes matches nobody
+        self._agents = {a for a in agent_ids if re.fullmatch(pattern, a) or re.fullmatch(pattern, slug(a))}
         if settings.scope == "call" and not self._agents:
             raise AgentSystemError(
                 f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}"

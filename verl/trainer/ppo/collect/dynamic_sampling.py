@@ -49,11 +49,8 @@ def signal_rows(batch: DataProto, config: AlgorithmConfig) -> np.ndarray:
     """
     # Token rewards are float32: values that differ only in float64 are equal when advantages are
     # computed.
-    values = (
-        batch.non_tensor_batch[FILTER_METRICS[config.filter_groups.metric]]
-        .astype(np.float32)
-        .astype(np.float64)
-    )
+    column = FILTER_METRICS[config.filter_groups.metric or "seq_reward"]
+    values = batch.non_tensor_batch[column].astype(np.float32).astype(np.float64)
     valid = _valid(batch)
     signal = np.zeros(len(batch), dtype=bool)
     for settings, rows in split_by_settings(config, batch.non_tensor_batch["agent_id"]):
