@@ -3,9 +3,9 @@
     python benchmarks/report.py [--math RUN] [--run RUN] [--steps 60] [--rounds 3] ...
 
 Two runs: that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
-episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--math`, the folder of
-`bash examples/run_math.sh trainer.log_tokens=16`, where that is. The report is built by the command, in
-a process of its own.
+episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--math`, else one as
+`bash examples/run_math.sh trainer.log_tokens=16` leaves it, with replies of the demonstrators. The report
+is built by the command, in a process of its own.
 
 The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
 `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
@@ -14,7 +14,7 @@ The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memor
 of the page after that; each the median of the rounds, and `spread` their lowest and highest. Those of the
 page are null without Chromium (`apt-get install chromium`). `record_share` is the share of the seconds of
 training steps in which `credit/` is written, in a short run with a tiny model. `math_*` are those of the
-other run, null without it.
+other run.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.shared.browser import chromium, find_chromium
+from benchmarks.shared.math_run import write_math_run
 from benchmarks.shared.report_run import write_run
 from benchmarks.shared.short import parse_args
 
@@ -41,7 +42,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
 IN_THE_PAGE = ("first_paint_ms", "filter_ms", "open_ms", "heap_mb")
 NAMES = ("build_s", "mb", *IN_THE_PAGE, "rss_mb")
-MATH = ROOT / "outputs" / "verl-mas" / "math_seed0"
 TRAIN = """
 import json, sys, time
 import verl.trainer.ppo.credit.record as record
@@ -157,8 +157,8 @@ def main() -> None:
     """Print the figures of every round, and their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", type=Path, help="folder of a run; default: one of random words")
-    parser.add_argument("--math", type=Path, default=MATH, help="folder of the run of the mathematics team")
-    parser.add_argument("--steps", type=int, default=60, help="of the run of random words")
+    parser.add_argument("--math", type=Path, help="folder of a run of mathematics; default: a simulated one")
+    parser.add_argument("--steps", type=int, default=60, help="of the runs that are written")
     parser.add_argument("--tasks", type=int, default=32, help="of a step")
     parser.add_argument("--max-mb", type=float, default=8.0, help="size of the page")
     parser.add_argument("--rounds", type=int, default=3)
@@ -167,9 +167,10 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float | None]]] = {"": [], "math_": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = {"": args.run or write_run(folder / "random", steps=args.steps, tasks=args.tasks)}
-        if args.math.is_dir():
-            runs["math_"] = args.math
+        runs = {
+            "": args.run or write_run(folder / "random", steps=args.steps, tasks=args.tasks),
+            "math_": args.math or write_math_run(folder / "math", args.steps),
+        }
         for _ in range(args.rounds):
             for prefix, run in runs.items():
                 rounds[prefix].append(measure(run, folder, args.max_mb))
@@ -177,7 +178,7 @@ def main() -> None:
         share = record_share(folder, args.record_steps) if args.record_steps else None
     result = summary(rounds[""], "") | {"record_share": share and round(share, 5)}
     spread = result.pop("spread")
-    result |= summary(rounds["math_"] or [dict.fromkeys(NAMES)], "math_")
+    result |= summary(rounds["math_"], "math_")
     sys.stdout.write(json.dumps(result | {"spread": spread | result["spread"]}) + "\n")
 
 

@@ -57,9 +57,9 @@ def write_run(
             if step:
                 rows = write_episodes(folder, "train", step, rng, tasks, episodes, calls, characters, rate)
                 write_credit(folder, step, rows)
-            metrics.write(json.dumps(_metrics(step, rate, rng, keys)) + "\n")
+            metrics.write(json.dumps(metrics_of(step, rate, rng, keys)) + "\n")
             for at, name in enumerate(AGENTS if step else ()):
-                spans.write(json.dumps(_span(step, name, at)) + "\n")
+                spans.write(json.dumps(span_of(step, name, at)) + "\n")
     write_state(folder, steps)
     return folder
 
@@ -229,7 +229,8 @@ def write_state(folder: Path, steps: int, **changes: Any) -> None:
     )
 
 
-def _metrics(step: int, rate: float, rng: random.Random, keys: int) -> dict[str, Any]:
+def metrics_of(step: int, rate: float, rng: random.Random, keys: int) -> dict[str, Any]:
+    """Return a line of metrics with this number of keys."""
     row: dict[str, Any] = {"step": step, "episode/success": rate, "episode/team_reward/mean": rate}
     for policy in ("solver_agent", "verifier_agent"):
         row[f"agent/{policy}/entropy"] = 2.0 - rate + 0.1 * rng.random()
@@ -237,7 +238,8 @@ def _metrics(step: int, rate: float, rng: random.Random, keys: int) -> dict[str,
     return row | {f"other/metric_{number}": rng.random() for number in range(keys - len(row))}
 
 
-def _span(step: int, name: str, at: int) -> dict[str, Any]:
+def span_of(step: int, name: str, at: int) -> dict[str, Any]:
+    """Return the update of the policy of an agent, the first or the second of a step."""
     start = START + step * STEP_SECONDS + 10.0 * at
     policy = name.lower().replace(" ", "_")
     return {"step": step, "wg_id": policy, "call": "update_actor", "start": start, "end": start + 9.0}

@@ -56,7 +56,9 @@ def expanded_table(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded_credit(run: dict[str, Any]) -> dict[str, Any]:
-    """`credit` of a run by step; log-probs of tokens are left as they are."""
+    """`credit` of a run by step, which a server sends as it is; log-probs of tokens are left out."""
+    if "parts" not in run["credit"]:
+        return run["credit"]
     credit = dict(run["credit"]["plain"])
     episodes = [at for at, count in enumerate(values(run["episodes"], "calls")) for _ in range(count)]
     for part in run["credit"]["parts"]:

@@ -440,3 +440,16 @@ def test_a_legend_shows_what_the_chart_shows(browser: Browser, report: Path) -> 
     assert browser.evaluate(signs) == [0, 1]
     browser.open(report, "/compare")
     assert browser.evaluate(signs) == [1, 1]
+
+
+def test_the_last_step_alone_is_no_mean_of_steps(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    for steps, name in ((2, "last step"), (4, "last 2 steps")):
+        run["steps"] = list(range(steps + 1))
+        path = write_page(tmp_path / "report.html", index, chunks)
+        browser.open(path, "/agents")
+        assert f"Mean absolute advantage of the {name}: " in text_of(browser, ".verdict")
+        assert f"Groups of the {name} by their rewards" in text_of(browser, ".agent")
+        browser.open(path, "/time")
+        assert f"(mean of the {name})" in text_of(browser, ".verdict")

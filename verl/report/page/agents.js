@@ -186,7 +186,7 @@ report.agentCard = function (run, agent, silent) {
     {
       class: "bar",
       role: "img",
-      "aria-label": `Groups of the last ${size} steps: ${["signal", "solved", "failed", "tied"]
+      "aria-label": `Groups of the ${report.edgeName("last", size)}: ${["signal", "solved", "failed", "tied"]
         .map((kind) => `${kind} ${report.percent(last(kind))}`)
         .join(", ")}`,
     },
@@ -215,7 +215,7 @@ report.agentCard = function (run, agent, silent) {
       ),
     ),
     kinds.count.some((n) => n)
-      ? [report.el("p", { class: "quiet small" }, `Groups of the last ${size} steps by their rewards`), bar]
+      ? [report.el("p", { class: "quiet small" }, `Groups of the ${report.edgeName("last", size)} by their rewards`), bar]
       : null,
     rows.length
       ? report.table(
@@ -223,8 +223,8 @@ report.agentCard = function (run, agent, silent) {
           [
             { name: "" },
             { name: "over the run" },
-            { name: `first ${size}`, class: "n", title: `mean of the first ${size} steps` },
-            { name: `last ${size}`, class: "n", title: `mean of the last ${size} steps` },
+            { name: size === 1 ? "first" : `first ${size}`, class: "n", title: `mean of the ${report.edgeName("first", size)}` },
+            { name: size === 1 ? "last" : `last ${size}`, class: "n", title: `mean of the ${report.edgeName("last", size)}` },
           ],
           rows,
         )
@@ -251,7 +251,7 @@ report.drawAgents = function (run, state) {
     report.el(
       "p",
       { class: "verdict" },
-      `Who still learns? Mean absolute advantage of the last ${report.many(report.edgeSize(run), "step")}: `,
+      `Who still learns? Mean absolute advantage of the ${report.edgeName("last", report.edgeSize(run))}: `,
       learning.join(", ") || "no trained agent",
       run.solved ? ". The task is solved, so silence is no fault." : ".",
     ),
@@ -322,8 +322,8 @@ report.requests = function (run) {
       [
         { name: "figure" },
         { name: "over the run" },
-        { name: `first ${size} steps`, class: "n" },
-        { name: `last ${size}`, class: "n" },
+        { name: report.edgeName("first", size), class: "n" },
+        { name: report.edgeName("last", size), class: "n" },
       ],
       keys.map((key) => [
         key.slice(8),

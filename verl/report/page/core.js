@@ -235,6 +235,9 @@ report.mean = function (values) {
 report.edgeSize = (run) =>
   Math.min(5, Math.max(1, Math.floor(run.steps.filter((step) => step > 0).length / 2)));
 
+/** Name of the steps at an end, "last" or "first", that are averaged: last 3 steps, last step. */
+report.edgeName = (end, size) => (size === 1 ? `${end} step` : `${end} ${size} steps`);
+
 /** Mean of the first or last `n` numbers of a metric. */
 report.edge = function (values, n, fromEnd = false) {
   const numbers = (values ?? []).filter(report.isNumber);

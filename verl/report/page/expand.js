@@ -4,8 +4,10 @@ globalThis.report ??= {};
 /** Integers of a text with a character each: every second code is negative; null is "!". */
 report.integersOf = function (text) {
   const numbers = [];
-  for (const character of text) {
-    let code = character.codePointAt(0);
+  // by index, since an iterator makes a string of each character
+  for (let i = 0; i < text.length; i++) {
+    let code = text.charCodeAt(i);
+    if (code >= 0xd800 && code < 0xe000) code = text.codePointAt(i++);
     if (code >= 0xe000) code -= 0x800;
     if (code > 92) code -= 1;
     const value = code - 35;

@@ -68,7 +68,7 @@ report.timeVerdict = function (run) {
   return [
     "A step takes ",
     report.el("b", {}, report.duration(step)),
-    ` (mean of the last ${report.edgeSize(run)}): `,
+    ` (mean of the ${report.edgeName("last", report.edgeSize(run))}): `,
     parts.map(([name, seconds]) => `${name} ${report.duration(seconds)}`).join(", "),
     ".",
     idle.length ? ` ${idle[0][0]} samples or waits for ${report.percent(idle[0][1], 0)} of it.` : "",
