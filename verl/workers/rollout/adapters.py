@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from verl.models.lora import LoraSpec, adapter_shapes, lora_targets, tensor_name
-from verl.models.packed import PackedWeight, PlainWeight, may_be_packed
+from verl.models.packed import plain_rounds_alike
 from verl.protocol.generate import RolloutError
 from verl.workers.rollout.chunks import CHUNK
 from verl.workers.rollout.weights import AdapterInbox
@@ -170,7 +170,6 @@ class _Masked:
         self._weight = weight
         self._down: dict[str, torch.Tensor] = {}
         self._up: dict[str, torch.Tensor] = {}
-        self._packed: dict[str, tuple[PackedWeight, PackedWeight]] = {}
         self._slots = weight.new_zeros(slots, self._total)
         self._rows = self._slots
         self._tokens = 1
@@ -179,21 +178,14 @@ class _Masked:
         """Make room for the adapters of a layer with so many channels, and return whether rows are
         rounded alike.
         """
-        down = self._weight.new_zeros(self._total, inputs)
-        up = self._weight.new_zeros(outputs, self._total)
-        self._down[layer] = down
-        self._up[layer] = up
-        if not (may_be_packed(PlainWeight(down)) and may_be_packed(PlainWeight(up))):
-            return False
-        self._packed[layer] = (PackedWeight(PlainWeight(down)), PackedWeight(PlainWeight(up)))
-        return True
+        self._down[layer] = self._weight.new_zeros(self._total, inputs)
+        self._up[layer] = self._weight.new_zeros(outputs, self._total)
+        return plain_rounds_alike(self._down[layer]) and plain_rounds_alike(self._up[layer])
 
     def load(self, layer: str, name: str, down: torch.Tensor, up: torch.Tensor) -> None:
         """Set the `lora_A` and `lora_B` of an adapter in a layer."""
         self._down[layer][self._columns[name]] = down
         self._up[layer][:, self._columns[name]] = up
-        for packed in self._packed.get(layer, ()):
-            packed.drop()
 
     def assign(self, slot: int, name: str | None) -> None:
         """Set the adapter of a slot."""
@@ -212,9 +204,6 @@ class _Masked:
     def change(self, layer: str, states: torch.Tensor) -> torch.Tensor:
         """Return what the adapters add to a layer's output."""
         mask = self._masks(layer, states)
-        if layer in self._packed:
-            down, up = self._packed[layer]
-            return up.product(down.product(states) * mask)
         return F.linear(F.linear(states, self._down[layer]) * mask, self._up[layer])
 
     def _mask(self, name: str | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from verl.models.fused import fuse_norms, fuse_projections
 from verl.models.lora import LoraSpec
-from verl.models.packed import LEAST_ROWS, pack_linears
+from verl.models.packed import PLAIN_ROWS, pack_linears
 from verl.workers.rollout.adapters import RowAdapters
 from verl.workers.rollout.chunks import TextChunk
 from verl.workers.rollout.experts import MIN_ROWS, use_padded_experts
@@ -58,8 +58,10 @@ class SlotModel:
         self._cache = SlotCache(model.config, self.slots, max_length, weight.dtype, self.device)
         self.logits = torch.zeros(self.slots, self.vocab_size, dtype=weight.dtype, device=self.device)
         self._prompt_logits = torch.zeros_like(self.logits)
-        self._rounds_alike = self._packed.is_whole and self.adapters.rounds_alike
-        self.row_block = LEAST_ROWS if self._rounds_alike else MIN_ROWS
+        block = self._packed.row_block if self.adapters.rounds_alike else None
+        # The products of adapters are plain ones.
+        self.row_block = MIN_ROWS if block is None else max(block, PLAIN_ROWS) if adapters else block
+        self._rounds_alike = block is not None
         self._last_logits_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property

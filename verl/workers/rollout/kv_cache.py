@@ -64,6 +64,13 @@ class SlotReading:
     first: int
     end: int
     added: torch.Tensor
+    _repeated: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def repeated(self, group: int) -> torch.Tensor:
+        """Return `added` once for each of the query heads of a key head, made once a pass."""
+        if group not in self._repeated:
+            self._repeated[group] = self.added.repeat(group, 1)
+        return self._repeated[group]
 
 
 @dataclass(frozen=True)
@@ -375,7 +382,7 @@ def slot_attention(
             at = row if cache.gathers else place.slot
             keys = key[at : at + 1, :, columns]
             values = value[at : at + 1, :, columns]
-            chunk = _attend_chunk(query[row : row + 1], keys, values, reading.added, scale, softcap, sinks)
+            chunk = _attend_chunk(query[row : row + 1], keys, values, reading, scale, softcap, sinks)
             out[row] = chunk[0].transpose(0, 1)
         return out, None
     added = attention_mask.added
@@ -420,7 +427,8 @@ def _attends_alike(group: int, channels: int, dtype: torch.dtype) -> bool:
         end = start + KV_BLOCK
         columns = torch.arange(longest)
         added = _added(columns[:end] > columns[start:end, None])
-        chunk = _attend_chunk(query, key[:, :, :end], value[:, :, :end], added, 1.0, None, None)
+        reading = SlotReading(0, end, added)
+        chunk = _attend_chunk(query, key[:, :, :end], value[:, :, :end], reading, 1.0, None, None)
         for length in range(end, longest + 1, KV_BLOCK):
             mask = _added(columns[:length] > start + token)
             keys = key[:, :, :length].expand(2, -1, -1, -1)
@@ -435,7 +443,7 @@ def _attend_chunk(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    added: torch.Tensor,
+    reading: SlotReading,
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -446,11 +454,17 @@ def _attend_chunk(
     # On a CPU as in a decode step, so that a token's keys are the same.
     if query.device.type != "cpu" and softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=added.to(query.dtype), scale=scale, enable_gqa=heads != kv_heads
+            query,
+            key,
+            value,
+            attn_mask=reading.added.to(query.dtype),
+            scale=scale,
+            enable_gqa=heads != kv_heads,
         )
     folded = query.reshape(1, kv_heads, -1, channels)
     repeated = None if sinks is None else sinks.repeat_interleave(tokens, 2)
-    out = attend_in_steps(folded, key, value, added.repeat(heads // kv_heads, 1), scale, softcap, repeated)
+    added = reading.repeated(heads // kv_heads)
+    out = attend_in_steps(folded, key, value, added, scale, softcap, repeated)
     return out.reshape(1, heads, tokens, value.shape[-1])
 
 
