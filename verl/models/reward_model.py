@@ -26,10 +26,12 @@ class Scoring:
         attention: the implementation to load it with.
         padded: whether rows are padded and scored together; otherwise each is scored alone, with
             the frequencies of a fresh model.
+        checked: whether a miniature has shown this; otherwise the loaded model has to.
     """
 
     attention: str
     padded: bool
+    checked: bool = True
 
 
 def scoring_of(config: Any) -> Scoring:
@@ -37,7 +39,7 @@ def scoring_of(config: Any) -> Scoring:
     configuration and process.
 
     A model of which no miniature can be made, such as an encoder or one of remote code, is padded,
-    with its eager attention.
+    with its eager attention, unless `depends_on_padding` finds otherwise once it is loaded.
 
     Raises:
         ModelPathError: transformers has no sequence classifier of this type, or its scores depend
@@ -54,12 +56,12 @@ def _check_scoring(config: Any) -> Scoring:
 
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         if type(config).__module__.startswith("transformers_modules"):
-            return Scoring("eager", padded=True)
+            return Scoring("eager", padded=True, checked=False)
         raise ModelPathError(f"transformers has no sequence classifier of the type {config.model_type}")
     try:
         small = miniature(config)
     except MiniatureError:
-        return Scoring("eager", padded=True)
+        return Scoring("eager", padded=True, checked=False)
     small.num_labels = 1
     # By it transformers finds the last token of a row, so no row has it.
     small.get_text_config().pad_token_id = 0
@@ -109,6 +111,33 @@ def _scores(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> list[f
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     return model(input_ids=ids, attention_mask=mask).logits[:, 0].tolist()
+
+
+@torch.inference_mode()
+def depends_on_padding(model: Any) -> bool:
+    """Return whether a loaded sequence classifier with one output gives rows other scores where they
+    are padded.
+    """
+    config = model.config.get_text_config()
+    pad = config.pad_token_id
+    generator = torch.Generator().manual_seed(0)
+    low = 5 if config.vocab_size > 10 else 0
+    rows = [torch.randint(low, config.vocab_size, (n,), generator=generator) for n in ROWS[:3]]
+    rows = [torch.where(row == pad, row - 1, row) for row in rows] if pad is not None else rows
+    config.pad_token_id = 0 if pad is None else pad
+    try:
+        alone = [model(input_ids=row[None].to(model.device)).logits.flatten() for row in rows]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        padded = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
+    finally:
+        config.pad_token_id = pad
+    scores = torch.cat(alone).float()
+    # 16 bits round more than fp32, and a row of other tokens moves a score by its own size
+    tolerance = TOLERANCE if model.dtype == torch.float32 else 0.05
+    return not torch.allclose(
+        padded.flatten().float(), scores, atol=tolerance * float(scores.abs().max()), rtol=0
+    )
 
 
 def check_sequence_classifier(path: str, max_length: int, *, trust_remote_code: bool = False) -> None:

@@ -87,7 +87,7 @@ def test_a_window_that_no_row_of_the_check_crosses_is_said(
     assert "sliding_window=78" in caplog.text
 
 
-def test_a_model_without_a_miniature_is_run_in_the_first_layout_and_that_is_said(
+def test_a_model_without_a_miniature_is_run_in_the_safest_layout_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(config: object) -> None:
@@ -96,7 +96,11 @@ def test_a_model_without_a_miniature_is_run_in_the_first_layout_and_that_is_said
     monkeypatch.setattr(layout_check, "miniature", refuse)
     config = FAMILIES["llama"].config()
     config.vocab_size = 577
-    assert choose_layout(config, dtype=torch.bfloat16).layout == RowLayout("packed", "sdpa")
+    choice = choose_layout(config, dtype=torch.bfloat16)
+    assert choice.layout == RowLayout("equal", "eager")
+    assert "it cannot be checked (no miniature of it can be built)" in str(choice.note("model"))
+    wanted = choose_layout(config, use_remove_padding="true", attention="sdpa")
+    assert wanted.layout == RowLayout("packed", "sdpa") and wanted.note("model") is None
     assert training_randomness(config) is None
     assert "cannot be checked before it is loaded: no miniature of it can be built" in caplog.text
 

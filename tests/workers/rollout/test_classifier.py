@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.models.families import FAMILIES, draw_weights
+from verl.models.reward_model import scoring_of
 from verl.protocol.generate import GenerateRequest, RolloutError, SamplingParams, ScoredPrompt
 from verl.workers.rollout.classifier import ClassifierEngine, padded_length
 
@@ -187,3 +188,25 @@ def test_a_real_model_gives_a_row_the_score_that_it_has_alone(name: str) -> None
     engine = ClassifierEngine(model, micro_batch_size=4, max_model_len=200)
     assert scores(engine, rows) == pytest.approx(expected, abs=1e-3)
     assert max(expected) - min(expected) > 0.5
+
+
+@pytest.mark.parametrize(("name", "alone"), [("distilbert", False), ("bert", False), ("funnel", True)])
+def test_an_encoder_whose_scores_depend_on_padding_scores_every_row_alone(name: str, alone: bool) -> None:
+    """No miniature of them can be made, so the model itself is tried."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    if name == "distilbert":
+        sizes = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    if name == "funnel":
+        sizes = {"d_model": 64, "block_sizes": [1, 1], "n_head": 4, "d_head": 16, "d_inner": 64}
+    config = type(AutoConfig.for_model(name))(vocab_size=300, num_labels=1, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").float().eval()
+    draw_weights(model)
+    generator = torch.Generator().manual_seed(0)
+    rows = [tuple(torch.randint(3, 300, (length,), generator=generator).tolist()) for length in (5, 29, 60)]
+    with torch.no_grad():
+        expected = [float(model(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
+    assert scoring_of(config).padded
+    engine = ClassifierEngine(model, micro_batch_size=2, max_model_len=100)
+    assert (engine._alone is not None) is alone
+    assert scores(engine, rows) == pytest.approx(expected, abs=1e-3)

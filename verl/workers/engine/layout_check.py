@@ -165,8 +165,12 @@ def _choose(
     except LayoutError:
         raise
     except MiniatureError as error:
+        # The last one is that in which a row can hardly depend on others.
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
-        return LayoutChoice(replace(layouts[0], sharing="none"), float("nan"))
+        fastest = replace(layouts[0], sharing="none")
+        chosen = replace(layouts[-1], sharing="none")
+        rejected = ((fastest, f"it cannot be checked ({error})"),) if chosen != fastest else ()
+        return LayoutChoice(chosen, float("nan"), rejected)
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
     if windows := trial.windows_beyond_rows():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from verl.models.reward_model import scoring_of
+from verl.models.reward_model import depends_on_padding, scoring_of
 from verl.protocol.generate import GenerateRequest, Generation, RolloutError, ScoredPrompt
 from verl.workers.engine.layout import RopeState
 from verl.workers.rollout.base import EngineStats
@@ -208,7 +208,7 @@ def _check(model: Any) -> RopeState | None:
     scoring = scoring_of(model.config)
     if scoring.attention == "eager" and model.config._attn_implementation != "eager":
         model.set_attn_implementation("eager")
-    if scoring.padded:
+    if scoring.padded and (scoring.checked or not depends_on_padding(model)):
         return None
     logger.warning(
         "the scores of %s depend on padding: every row is scored alone, which takes longer",
