@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# rank-bm25 0.2.2: `BM25L` counts the frequency of a term twice. The score of the paper (Lv and Zhai, 2011) takes the frequency, normalized by
-# the length, through a curve that levels off; the library multiplies this once more by the frequency itself, so that a document which
-# repeats a word of the query wins over one that has all of its words. bm25s 0.3.16 (`method="bm25l"`, the same k1, b and delta) gives
-# the paper's scores; `BM25Plus` of rank-bm25 agrees with its `bm25+`. (Documents without the word get 0
-# from rank-bm25 and a constant from bm25s, which is why the second's scores are higher there.)
+# rank-bm25 0.2.2: `BM25L` counts the frequency of a term twice. The score of the paper (Lv and Zhai, 2011) takes the frequency, normalized
+# by the length, through a curve that levels off; the library multiplies this once more by the frequency itself, so that a document which
+# repeats a word of the query wins over one that has all of its words. bm25s 0.3.16 (`method="bm25l"`, the same k1, b and delta) gives the
+# paper's score where the document has the word; where it has not, the paper and rank-bm25 add 0, bm25s the curve's value at 0. The two
+# libraries agree about BM25+.
 #
 # Output of the last part of this script (documents of four words, the query "red apple"):
 #   red apple on trees: BM25L of rank-bm25 2.19, of bm25s 2.19; BM25Plus 4.39, 4.39

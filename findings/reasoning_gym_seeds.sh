@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# reasoning-gym 0.1.25: the seed of a data set does not fix its items. Five of its tasks walk through Python sets while they draw, so that the
-# same seed gives other questions, or other reference answers, in a process with another PYTHONHASHSEED, which Python draws anew for each
-# process unless it is set. Workers that make items by number (`dataset[i]`) from one seed then disagree about item `i`, and a resumed run
-# trains on other items. Of 105 tasks the other 100 gave the same 12 items in two processes.
+# reasoning-gym 0.1.25: the seed of a data set does not fix its items. Five of its tasks walk through Python sets while they draw, so that
+# the same seed gives other questions, or other reference answers, in a process with another PYTHONHASHSEED, which Python draws anew for
+# each process unless it is set. Workers that make items by number (`dataset[i]`) from one seed then disagree about item `i`, and a resumed
+# run trains on other items. Of 105 tasks the other 100 gave the same 12 items in two processes.
 #
 # Output of the last part of this script, of 6 items each, the items that differ between PYTHONHASHSEED=0 and 1:
 #   isomorphic_strings: 6 questions, 0 answers
