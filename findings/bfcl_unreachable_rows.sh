@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# bfcl-eval 2026.3.23 (BFCL v4): rows of the single-turn Python categories that no model can pass, or none that keeps to the function's schema.
+# bfcl-eval 2026.3.23 (BFCL v4): rows of the single-turn Python categories that no model can pass, or none that keeps to the function's
+# schema.
 #
 # 1. Four rows refuse every call: the reference needs a parameter that the schema has not (live_multiple_862-181-3), or has not the one that
 #    the schema requires (live_multiple_964-207-0), or lists no value for parameters that are required (live_simple_106-63-0,
 #    live_simple_112-68-0).
 # 2. In twelve more rows every value that the schema's `enum` permits is refused, and so is a call without the parameter: a reference of
-#    True or 2 beside an enum of the texts "True" or "2", or a value that is not in the list. A model under constrained decoding, or one that
-#    reads the schema, scores 0 there; the expected value breaks the schema.
+#    True or 2 beside an enum of the texts "True" or "2", or a value that is not in the list. A model under constrained decoding, or one
+#    that reads the schema, scores 0 there; the expected value breaks the schema.
 #
 # The checker is run as it is; the module with the clients of all vendors, which it imports for the names of models, is replaced by an empty
 # one, so that the package is installed without its requirements.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# outlines-core 0.2.14 (the backend `outlines` of vLLM 0.32 and of the library outlines): what its `Index` lets a model write is not what the
-# regular expression or the JSON schema says.
+# outlines-core 0.2.14 (the backend `outlines` of vLLM 0.32 and of the library outlines): what its `Index` lets a model write is not what
+# the regular expression or the JSON schema says.
 #
 # 1. Where a text is complete but may go on by more than one byte, the step into the middle is lost: `a(bc)?` allows "a", and "abc" only to
 #    a vocabulary that has "bc" or "abc" as one token. So a model whose tokens are "." and single digits, as Qwen's, can write no fraction

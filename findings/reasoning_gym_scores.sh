@@ -16,7 +16,8 @@
 #   gsm_symbolic: '-57' instead of '57': 1.0
 #   puzzle24: '3*8 + 4/5' instead of '1*9*3 - 3': 1.0
 #   simple_integration: 'Integral(36*X**8 - 32*X**7 + 1, X)' instead of '4*X**9 - 4*X**8 + X + C': 1.0
-#   knights_knaves: 'Aiden is a saint, and Ella is a saint. Or the other way round.' instead of 'Aiden is a saint, and Ella is a saint.': 1.0
+#   knights_knaves: 'Aiden is a saint, and Ella is a saint. Or the other way round.' instead of
+#     'Aiden is a saint, and Ella is a saint.': 1.0
 #   ... (three items of each task)
 #
 # The script ends with 1 if any of this changes.

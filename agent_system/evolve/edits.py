@@ -621,13 +621,18 @@ class MemoryEdit(TeamEdit):
         (value if self.at == "team" else self.agent(value))["memory"] = self.memory
 
 
+def _without_length(schema: dict[str, Any]) -> None:
+    """Take the length out of a text's schema: under the form of a reply, xgrammar allows no line end
+    and no quote in a text of limited length.
+    """
+    schema.pop("maxLength")
+
+
 class PromptEdit(TeamEdit):
     """Give an agent another prompt."""
 
     op: Literal["prompt"] = "prompt"
-    # Without the length in the schema: under the form of a reply, xgrammar allows no line end and no
-    # quote in a text of limited length.
-    text: str = Field(max_length=8000, json_schema_extra=lambda schema: schema.pop("maxLength"))
+    text: str = Field(max_length=8000, json_schema_extra=_without_length)
 
     def change(self, value: Value, parts: Parts) -> None:
         self.agent(value)["prompt"] = self.text
