@@ -13,7 +13,8 @@ import torch
 
 from tests.models.families import save_model
 from tests.workers.engine.builders import make_adapter_engine, make_engine
-from verl.models.loader import NoTokenizer, build_causal_lm, read_generation, save_language_model
+from verl.models.loader import NoTokenizer, build_causal_lm
+from verl.models.saving import read_generation, save_language_model
 from verl.workers.engine.state import write_adapters, write_hugging_face
 
 SETTINGS: list[dict[str, Any]] = [

@@ -16,9 +16,9 @@ from verl.models.loader import (
     load_causal_lm,
     load_config,
     load_tokenizer,
-    save_turn_ends,
     stop_token_ids,
 )
+from verl.models.saving import save_turn_ends
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./nowhere", "a/b/c", "", None])

@@ -10,16 +10,9 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import (
-    add_turn_ends,
-    build_causal_lm,
-    read_generation,
-    save_language_model,
-    save_turn_ends,
-    tokenizer_to_save,
-    without_progress_bars,
-)
+from verl.models.loader import build_causal_lm, tokenizer_to_save, without_progress_bars
 from verl.models.lora import lora_spec, peft_config, write_adapter
+from verl.models.saving import add_turn_ends, read_generation, save_language_model, save_turn_ends
 from verl.trainer.checkpoint.model_card import policy_card, team_card
 from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.plan.placement import WorkerGroupSpec

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from verl.models.loader import add_turn_ends, check_causal_lm, load_causal_lm, save_language_model
+from verl.models.loader import check_causal_lm, load_causal_lm
 from verl.models.path import absolute_model_path
+from verl.models.saving import add_turn_ends, save_language_model
 from verl.models.tokenizer_check import checked_tokenizer
 from verl.trainer.config.spec import check_values
 from verl.trainer.sft.chats import Chat, read_chats

@@ -9,13 +9,9 @@ from typing import Any
 
 import torch
 
-from verl.models.loader import (
-    add_turn_ends,
-    save_language_model,
-    save_turn_ends,
-    without_progress_bars,
-)
+from verl.models.loader import without_progress_bars
 from verl.models.lora import save_adapter
+from verl.models.saving import add_turn_ends, save_language_model, save_turn_ends
 from verl.utils.checkpoint import CheckpointError, load_sharded, read_meta, save_sharded
 from verl.workers.engine.fsdp_engine import FSDPEngine
 from verl.workers.engine.trainable import Trainable
