@@ -142,8 +142,8 @@ def result_of(step: Value) -> str:
     """
     names = ids_in([step])
     conditions = [inner.get(key) for _, inner in walk([step]) for key in ("if", "unless", "stop")]
-    read = {condition.get("of") for condition in conditions if isinstance(condition, dict)}
-    return ([name for name in names if name not in read] or names or [""])[-1]
+    verdicts = {condition.get("of") for condition in conditions if isinstance(condition, dict)}
+    return ([name for name in names if name not in verdicts] or names or [""])[-1]
 
 
 def agents_of(step: Value) -> list[str]:

@@ -131,10 +131,10 @@ def test_edits_of_a_checked_team(parts: Parts) -> None:
 
 def test_the_result_of_a_checked_step_is_what_was_checked(start: Team, parts: Parts) -> None:
     team = hand_written(3, 1)
-    checked = normal(team.source.value)["do"][0]
-    assert edited(start, parts, op="swap", at="do[0]", step=checked)["return"]["of"] == ["code"]
-    inserted = edited(start, parts, op="insert", at="do[1]", step=checked, returns=True)
-    assert inserted["return"]["of"] == [inserted["do"][1]["do"][0]["id"], "code"]
+    loop = normal(team.source.value)["do"][0]
+    assert edited(start, parts, op="swap", at="do[0]", step=loop)["return"]["of"] == ["code"]
+    value = edited(start, parts, op="insert", at="do[1]", step=loop, returns=True)
+    assert value["return"]["of"] == [value["do"][1]["do"][0]["id"], "code"]
     again = edited(team, parts, op="check", at="do[0]", who="Checker", n=2, passes="right")
     assert again["do"][0]["do"][1]["sees"] == ["code"]
     # the only reply of a step is its result, whatever reads it
