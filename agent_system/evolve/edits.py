@@ -136,8 +136,14 @@ def ids_in(steps: Sequence[Value]) -> list[str]:
 
 
 def result_of(step: Value) -> str:
-    """Return the name of the last call or vote of a step; empty if it has none."""
-    return (ids_in([step]) or [""])[-1]
+    """Return the name of the last call or vote of a step that no condition in it reads: of a loop with a
+    check that of the reply, not of the verdict. Of the last one, if conditions read all; empty if it has
+    none.
+    """
+    names = ids_in([step])
+    conditions = [inner.get(key) for _, inner in walk([step]) for key in ("if", "unless", "stop")]
+    verdicts = {condition.get("of") for condition in conditions if isinstance(condition, dict)}
+    return ([name for name in names if name not in verdicts] or names or [""])[-1]
 
 
 def agents_of(step: Value) -> list[str]:

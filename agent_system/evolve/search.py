@@ -6,6 +6,7 @@ the ends of batches, so nothing depends on which episode ends first.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,10 +39,12 @@ MOST_TRAINED = 4
 MOST_HELD_OUT = 8
 FEWEST_GENERATIONS = 3
 INVALID_IN_A_ROW = 3
-# Tasks after which a new file with no other score than its parent is taken for the same, and how often a
-# generation replaces such files.
+# Tasks after which a new file with no other score than its parent is taken for the same.
 SAME_TASKS = 32
-MOST_REPLACEMENTS = 2
+# Fresh tasks that every finalist plays, and the wealth of a bet against one with which it plays no more:
+# larger than that of the early rule-out, because the best one has been chosen on these tasks.
+SURE_TASKS = 64
+SURE_LIMIT = 20.0
 EARLIER = 8
 MOST_STORIES = 3
 
@@ -172,7 +175,8 @@ class TeamSearch:
             if self.generation < self.settings.generations and not self._is_spent():
                 await self._train()
         finalists = await self._confirm()
-        self.chosen = self.archive.best(finalists, final_episodes)
+        most = max(len(c.confirmed) for c in finalists)
+        self.chosen = self.archive.best([c for c in finalists if len(c.confirmed) == most], final_episodes)
         await self._play_held_out(self.chosen)
         line = {"event": "chosen", "file": self.chosen.key, "finalists": [c.key for c in finalists]}
         await self.ledger.event(line, _nothing)
@@ -183,7 +187,10 @@ class TeamSearch:
         if self.settings.budget_tokens is None:
             return math.inf
         files = self._ranked_finalists() if self.archive.whole else []
-        return self.settings.budget_tokens - self.counts.spent - sum(map(self._confirm_tokens, files))
+        best = self._confirm_tokens(files[0], self.settings.confirm) if files else 0
+        # most of the others will be ruled out after that many
+        others = sum(self._confirm_tokens(c, min(self.settings.confirm, SURE_TASKS)) for c in files[1:])
+        return self.settings.budget_tokens - self.counts.spent - best - others
 
     def _is_spent(self) -> bool:
         """Return whether no tokens are left for generations, which is then why the search stops."""
@@ -192,9 +199,9 @@ class TeamSearch:
         self.stopped = "the budget is spent"
         return True
 
-    def _confirm_tokens(self, candidate: TeamCandidate) -> float:
+    def _confirm_tokens(self, candidate: TeamCandidate, tasks: int) -> float:
         """Return the tokens that a file will take on fresh tasks, without kept replies."""
-        return self.settings.confirm * mean_tokens(candidate.episodes)
+        return tasks * mean_tokens(candidate.episodes)
 
     def _ranked_finalists(self) -> list[TeamCandidate]:
         """Return the finalists that a budget is for: the best one, the first start file, to which
@@ -211,29 +218,62 @@ class TeamSearch:
         With a budget they are those of `_ranked_finalists` for which it is enough, the best one and
         the first start file whatever they cost.
         """
-        first = self.settings.tasks
         count = self.settings.confirm
         budget = self.settings.budget_tokens
         if budget is None or not count:
             finalists = self.archive.finalists(FINALISTS)
-            await self._rounds(finalists, first, count, "confirm")
+            await self._fresh_rounds(finalists)
             return finalists
         ranked = self._ranked_finalists()
         always = len({ranked[0].number, 0})
-        await self._rounds(ranked[:always], first, count, "confirm")
+        await self._fresh_rounds(ranked[:always])
         finalists = ranked[:always]
         # one by one: most replies of each are kept ones of those before, so more of them fit
         for candidate in ranked[always:]:
-            if self.counts.spent + self._confirm_tokens(candidate) > budget:
+            if self.counts.spent + self._confirm_tokens(candidate, count) > budget:
                 break
-            await self._rounds([candidate], first, count, "confirm")
+            await self._fresh_rounds([candidate], finalists)
             finalists.append(candidate)
         self.too_expensive = len(ranked) - len(finalists)
         return sorted(finalists, key=lambda c: c.number)
 
+    async def _fresh_rounds(
+        self, finalists: Sequence[TeamCandidate], others: Sequence[TeamCandidate] = ()
+    ) -> None:
+        """Play finalists on fresh tasks. From `SURE_TASKS` on, one plays no more that is ruled out against
+        the best of them and of `others`, which have played before.
+        """
+        first = self.settings.tasks
+        count = self.settings.confirm
+        playing = list(finalists)
+        for place in range(0, count, BATCH):
+            await self._batch(playing, first + place, min(BATCH, count - place), "confirm")
+            tasks = min(place + BATCH, count)
+            if tasks < SURE_TASKS:
+                continue
+            best = max(
+                (c for c in (*playing, *others) if len(c.confirmed) >= tasks),
+                key=lambda c: self.archive.mean_utility(c.confirmed[:tasks]),
+            )
+            playing = [
+                c for c in playing if c is best or not self._is_out(c.confirmed, best.confirmed, SURE_LIMIT)
+            ]
+            if not playing:
+                return
+
     def front(self) -> list[TeamCandidate]:
-        """Return the front of score and tokens of the finalists, on the tasks of these."""
-        return pareto_front([c for c in self.archive.whole if c.confirmed], lambda c: c.confirmed)
+        """Return the front of score and tokens of the finalists, by tokens. Two of them are compared on the
+        fresh tasks that both have played.
+        """
+        finalists = [c for c in self.archive.whole if c.confirmed]
+
+        def in_front(candidate: TeamCandidate, other: TeamCandidate) -> bool:
+            pair = (candidate, other)
+            both = min(len(c.confirmed) for c in pair)
+            return candidate in pareto_front(pair, lambda c: c.confirmed[:both])
+
+        front = [c for c in finalists if all(in_front(c, other) for other in finalists)]
+        return sorted(front, key=lambda c: (mean_tokens(c.confirmed), c.number))
 
     async def _train(self) -> None:
         """Train the best files of the front, and play them again: what any file has scored before is of
@@ -332,14 +372,18 @@ class TeamSearch:
         )
 
     async def _play_generation(self) -> None:
-        """Make new files and play them; those that turn out to do the same as others are replaced."""
-        missing = self.settings.children
-        for number in range(MOST_REPLACEMENTS + 1):
-            children = await self._children(number, missing)
+        """Make new files and play them: as many tasks as `evolve.children` files play to the end, but for
+        half a file. What files leave that are ruled out, or do the same as others, further ones play.
+        """
+        tasks = self.settings.children * self.settings.tasks
+        for number in itertools.count():
+            count = round(tasks / self.settings.tasks)
+            children = await self._children(number, count)
             await self._play(children)
-            missing = sum(child.state == "same" for child in children)
-            if not missing:
+            # fewer than asked for: no proposals are left, or no budget
+            if len(children) < max(count, 1):
                 return
+            tasks -= sum(len(child.episodes) for child in children)
 
     async def _children(self, round_number: int, count: int) -> list[TeamCandidate]:
         """Return new files of a generation: `count`, or fewer."""
@@ -450,7 +494,7 @@ class TeamSearch:
                 return
             await self._batch(playing, first, min(BATCH, self.settings.tasks - first), "play")
             for child in playing:
-                if self._is_out(child, incumbent):
+                if self._is_out(child.episodes, incumbent.episodes, self.inputs.limit):
                     child.state = "out"
                 elif self._is_same(child):
                     child.state = "same"
@@ -458,11 +502,12 @@ class TeamSearch:
         for child in playing:
             child.state = "whole"
 
-    def _is_out(self, child: TeamCandidate, incumbent: TeamCandidate) -> bool:
-        check_weights([child.episodes, incumbent.episodes])
-        pairs = zip(child.episodes, incumbent.episodes, strict=False)  # it has played less
-        differences = [self.archive.utility(c) - self.archive.utility(i) for c, i in pairs]
-        return is_ruled_out(differences, self.settings.margin, self.inputs.limit)
+    def _is_out(self, episodes: Sequence[PlayedEpisode], best: Sequence[PlayedEpisode], limit: float) -> bool:
+        """Return whether a file is ruled out by its episodes, against those of the best one."""
+        check_weights([episodes, best])
+        pairs = zip(episodes, best, strict=False)  # it has played less
+        differences = [self.archive.utility(e) - self.archive.utility(b) for e, b in pairs]
+        return is_ruled_out(differences, self.settings.margin, limit)
 
     def _is_same(self, child: TeamCandidate) -> bool:
         """Return whether a new file has had the score of the file that it was made of in every task so

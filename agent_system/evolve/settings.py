@@ -27,7 +27,9 @@ class EvolveSettings:
         "out as well: what a search finds that learns nothing from scores)",
         choices=("evolution", "tree", "random"),
     )
-    children: int = key(4, "new files of a generation", ge=1, le=64)
+    children: int = key(
+        4, "files that a generation plays to the end; those that fall early make room for others", ge=1, le=64
+    )
     generations: int = key(10, "number of generations, fewer if budget_tokens is spent before", ge=3)
     tasks: int = key(64, "training tasks that a new file plays, unless it is ruled out before", ge=16)
     confirm: int = key(

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from agent_system.evolve.edits import EDITS, EditRefused, Parts, apply_all, dump, normal, path_of, read_edits
+from agent_system.evolve.edits import (
+    EDITS,
+    EditRefused,
+    Parts,
+    apply_all,
+    dump,
+    normal,
+    path_of,
+    read_edits,
+    result_of,
+)
 from agent_system.evolve.propose import draw_team
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import hand_written, roles_team
@@ -116,6 +126,20 @@ def test_edits_of_a_checked_team(parts: Parts) -> None:
     assert split["agents"]["Solver 2"] == {"like": "Solver", "as": "Solver", "prompt": "Think. {env_prompt}"}
     assert "no step calls it" in refused(
         hand_written(1, 1), parts, op="split", at="do[0]", name="X", prompt="Think. {env_prompt}"
+    )
+
+
+def test_the_result_of_a_checked_step_is_what_was_checked(start: Team, parts: Parts) -> None:
+    team = hand_written(3, 1)
+    loop = normal(team.source.value)["do"][0]
+    assert edited(start, parts, op="swap", at="do[0]", step=loop)["return"]["of"] == ["code"]
+    value = edited(start, parts, op="insert", at="do[1]", step=loop, returns=True)
+    assert value["return"]["of"] == [value["do"][1]["do"][0]["id"], "code"]
+    again = edited(team, parts, op="check", at="do[0]", who="Checker", n=2, passes="right")
+    assert again["do"][0]["do"][1]["sees"] == ["code"]
+    # the only reply of a step is its result, whatever reads it
+    assert (
+        result_of({"do": [{"call": "Solver", "id": "a"}, {"stop": {"of": "a", "is": "A"}}], "loop": 2}) == "a"
     )
 
 

@@ -19,6 +19,7 @@ from agent_system.evolve.archive import (
     TeamCandidate,
     TreePolicy,
     mean_score,
+    mean_tokens,
     pareto_front,
 )
 from agent_system.evolve.edits import Parts
@@ -321,6 +322,37 @@ async def test_fresh_tasks_alone_choose(make_search: MakeSearch) -> None:
         (line["event"], line["first"]) for line in lines(search) if line["event"] in ("play", "confirm")
     }
     assert places == {("play", 0), ("play", 16), ("confirm", 32), ("confirm", 48)}
+
+
+async def test_files_that_fall_early_make_room_for_others(make_search: MakeSearch) -> None:
+    """A generation plays as many tasks as its `children` would to the end, but for less than one file."""
+    search = make_search(tasks=64, generations=5, children=3)
+    await search.run()
+    files = [c for c in search.archive.candidates if c.parent is not None]
+    assert any(c.state == "out" for c in files) and len(files) > 5 * 3
+    for generation in range(1, 6):
+        played = sum(len(c.episodes) for c in files if c.generation == generation)
+        assert 2 * 64 < played <= 3 * 64
+
+
+@pytest.mark.parametrize("keys", [{}, {"budget_tokens": 100_000}])
+async def test_a_finalist_that_is_clearly_worse_plays_no_more_and_stays_in_the_front(
+    make_search: MakeSearch, keys: dict[str, Any]
+) -> None:
+    search = make_search(tasks=64, confirm=256, generations=6, children=4, **keys)
+    chosen = await search.run()
+    finalists = [c for c in search.archive.candidates if c.confirmed]
+    counts = {c.number: len(c.confirmed) for c in finalists}
+    assert len(chosen.confirmed) == 256 and all(64 <= n <= 256 for n in counts.values())
+    fewer = [c for c in finalists if counts[c.number] < 256]
+    assert fewer, counts
+    for c in fewer:
+        worse = search.archive.mean_utility(c.confirmed)
+        assert worse < search.archive.mean_utility(chosen.confirmed[: len(c.confirmed)])
+    front = search.front()
+    tokens = [mean_tokens(c.confirmed) for c in front]
+    assert tokens == sorted(tokens) and min(finalists, key=lambda c: mean_tokens(c.confirmed)) is front[0]
+    assert front[0] in fewer, "few tokens are worth a place, whatever they reach"
 
 
 def test_the_order_of_the_world_is_that_of_its_rates(parts: Parts) -> None:
