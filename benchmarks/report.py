@@ -7,7 +7,8 @@ episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--ma
 `bash examples/run_math.sh trainer.log_tokens=16` leaves it, with replies of the demonstrators. The report
 is built by the command, in a process of its own.
 
-The last line is one JSON object: `build_s` and `rss_mb`, seconds and peak memory of the command;
+The last line is one JSON object: `build_s` and `rss_mb`, CPU seconds and peak memory of the command, which
+uses one core;
 `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
 `open_ms`, until the filtered list of episodes and an opened episode are laid out in the document
 (painting waits for the next frame of the screen, up to 17 ms, whatever the page does); `heap_mb`, heap
@@ -26,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,15 @@ print(json.dumps(seconds))
 
 
 def build(run: Path, out: Path, max_mb: float) -> dict[str, float]:
-    """Return the seconds and the peak memory of the command, and the size of its page."""
+    """Return the CPU seconds and the peak memory of the command, and the size of its page."""
     command = [sys.executable, "-m", "verl.report.cli", str(run), "--out", str(out), "--max-mb", str(max_mb)]
-    started = time.perf_counter()
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     return {
-        "build_s": time.perf_counter() - started,
+        "build_s": usage.ru_utime + usage.ru_stime,
         "mb": out.stat().st_size / MB,
         "rss_mb": usage.ru_maxrss * 1024 / MB,
     }
