@@ -120,6 +120,8 @@ class SlotCache(Cache):
         # Such models compute keys from what they store, so that only the rows' own are returned.
         self.gathers = getattr(config.get_text_config(), "kv_lora_rank", None) is not None
         self._has_reach = False
+        self._padded: torch.Tensor | None = None
+        self._padded_queries = 0
         self._last_written: tuple[torch.Tensor, torch.Tensor] | None = None
         # Of decode steps of one shape: what their attention reads, by layer; of one step: where it
         # writes, by the number of heads.
@@ -256,6 +258,18 @@ class SlotCache(Cache):
             self._views[layer_idx] = (keys[:rows, :, : self._length], values[:rows, :, : self._length])
         return self._views[layer_idx]
 
+    def with_least(self, folded: torch.Tensor) -> torch.Tensor:
+        """Return the queries of a decode step [slots, key heads, queries, channels] with some of
+        zeros behind, `MIN_QUERIES` in all; the next call overwrites them.
+        """
+        rows, heads, queries, channels = folded.shape
+        shape = (rows, heads, MIN_QUERIES, channels)
+        if self._padded is None or self._padded.shape != shape or self._padded_queries != queries:
+            self._padded = folded.new_zeros(shape)
+            self._padded_queries = queries
+        self._padded[:, :, :queries] = folded
+        return self._padded
+
     def _places_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return where a decode step writes to a tensor of one layer, an index of `[rows * heads]`
         into its positions.
@@ -391,7 +405,9 @@ def slot_attention(
     folded = query.reshape(rows, key.shape[1], group, channels)
     # The fused kernel has neither a soft cap nor sinks, and on a CPU it is slower.
     if query.device.type == "cpu" or softcap is not None or sinks is not None:
-        folded, sinks = _with_least(folded, sinks)
+        if group < MIN_QUERIES:
+            folded = cache.with_least(folded)
+            sinks = None if sinks is None else F.pad(sinks, (0, 0, 0, MIN_QUERIES - group))
         if softcap is None and sinks is None and query.dtype == torch.float32:
             added = attention_mask.of_heads(key.shape[1])
         out = attend_in_steps(folded, key, value, added, scale, softcap, sinks)
@@ -399,15 +415,6 @@ def slot_attention(
     else:
         out = attend_fused(folded, key, value, added, scale)
     return out.reshape(rows, 1, heads, value.shape[-1]), None
-
-
-def _with_least(folded: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Add queries of zeros, and their sinks, up to `MIN_QUERIES`."""
-    missing = max(0, MIN_QUERIES - folded.shape[2])
-    if not missing:
-        return folded, sinks
-    padding = (0, 0, 0, missing)
-    return F.pad(folded, padding), None if sinks is None else F.pad(sinks, padding)
 
 
 @cache
@@ -422,7 +429,8 @@ def _attends_alike(group: int, channels: int, dtype: torch.dtype) -> bool:
     key = torch.randn(1, 1, longest, channels, generator=generator).to(dtype)
     value = torch.randn(1, 1, longest, channels, generator=generator).to(dtype)
     token = KV_BLOCK // 3  # of a chunk
-    alone = _with_least(query[:, :, token].unsqueeze(1), None)[0].expand(2, -1, -1, -1)
+    padding = (0, 0, 0, max(0, MIN_QUERIES - group))
+    alone = F.pad(query[:, :, token].unsqueeze(1), padding).expand(2, -1, -1, -1)
     for start in range(0, longest, KV_BLOCK):
         end = start + KV_BLOCK
         columns = torch.arange(longest)
