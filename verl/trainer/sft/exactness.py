@@ -99,7 +99,7 @@ def _fault(config: Any, way: RowsRun, rows: Sequence[torch.Tensor], expected: Se
             ids = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
             labels = torch.full_like(ids, IGNORED_LABEL)
             labels[number if way.together else 0, : len(row)] = row
-            losses.append(float(assistant_loss(model, ids, labels)))
+            losses.append(float(assistant_loss(model, ids, labels, whole=not way.together)))
     except Exception as error:  # code of a model may raise anything
         return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
