@@ -15,6 +15,7 @@ from verl.models.export_check import export_difference
 from verl.models.files import check_files
 from verl.models.loader import ModelPathError, NoTokenizer, load_causal_lm, load_config
 from verl.trainer.config import FSDPConfig
+from verl.trainer.sft.exactness import rows_run
 from verl.workers.engine import MicroBatchRule
 from verl.workers.engine.layout_check import LayoutError, choose_layout
 from verl.workers.engine.state import write_hugging_face
@@ -105,6 +106,8 @@ def test_it_is_its_own_code_that_is_checked(own_config: bool, tmp_path: Path) ->
     config = load_config(str(folder), trust_remote_code=True)
     with pytest.raises(LayoutError, match="is no causal language model as configured"):
         choose_layout(config)
+    with pytest.raises(ModelPathError, match="is no causal language model as configured"):
+        rows_run(config)
     if own_config:
         with pytest.raises(ModelPathError, match="trust_remote_code=true runs it"):
             load_config(str(folder))

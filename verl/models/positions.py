@@ -10,12 +10,6 @@ from verl.models.fingerprint import once_per_configuration
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 
 
-def positions_of(config: Any) -> int | None:
-    """Return the number of positions that a configuration names, if it names one."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 0 else None
-
-
 @once_per_configuration
 @one_thread()
 def fails_beyond_positions(config: Any) -> bool:
@@ -26,8 +20,8 @@ def fails_beyond_positions(config: Any) -> bool:
         model = miniature_model(config, attention="eager")
     except MiniatureError:
         return False
-    positions = positions_of(model.config)
-    if positions is None:
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int):
         return False
     tokens = torch.full((1, positions + 1), 3)
     with torch.no_grad():

@@ -13,7 +13,6 @@ import torch
 
 from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
-from verl.models.positions import fails_beyond_positions, positions_of
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import CriticConfig, RewardConfig
 from verl.trainer.config.reward_model import CLASSIFIER
@@ -116,10 +115,12 @@ def check_positions(plan: RunPlan) -> None:
         for what, model in models.items():
             path = check_model_path(model.path)
             config = load_config(path, trust_remote_code=model.trust_remote_code)
-            positions = positions_of(config)
+            positions = getattr(config.get_text_config(), "max_position_embeddings", None)
             longest = group.max_model_len
             if positions is None or longest <= positions:
                 continue
+            from verl.models.positions import fails_beyond_positions  # of rows that may be too long
+
             lengths = (
                 f"{what} '{group.wg_id}': data.max_prompt_length and data.max_response_length, or those "
                 f"of its agents, allow {longest} tokens, the model {path} has {positions} positions"

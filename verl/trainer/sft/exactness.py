@@ -73,16 +73,16 @@ def rows_run(config: Any) -> RowsRun:
 
 
 def _plain_losses(model: Any, ropes: RopeState, rows: Sequence[torch.Tensor], later: int) -> list[float]:
-    """Return the mean loss of each row without its last token, alone; which token that is depends on
-    `later`.
+    """Return the mean loss of each row alone. Of the input its last token, which no loss may depend on,
+    is another one, by `later`.
     """
     losses = []
     for row in rows:
         ropes.reset()
         ids = row.clone()
         ids[-1] = 3 + later
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-2].float()
-        losses.append(float(F.cross_entropy(logits, row[1:-1])))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+        losses.append(float(F.cross_entropy(logits, row[1:])))
     return losses
 
 
@@ -98,8 +98,8 @@ def _fault(config: Any, way: RowsRun, rows: Sequence[torch.Tensor], expected: Se
             batch = list(rows) if way.together else [row]
             ids = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
             labels = torch.full_like(ids, IGNORED_LABEL)
-            labels[number if way.together else 0, : len(row) - 1] = row[:-1]
-            losses.append(float(assistant_loss(model, ids, labels)))
+            labels[number if way.together else 0, : len(row)] = row
+            losses.append(float(assistant_loss(model, ids, labels, whole=not way.together)))
     except Exception as error:  # code of a model may raise anything
         return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))

@@ -155,7 +155,7 @@ def _backward(
             continue
         ropes.reset()
         input_ids, labels = (tensor.to(device) for tensor in collate([row], pad))
-        loss = assistant_loss(model, input_ids, labels) * (count / sum(counts))
+        loss = assistant_loss(model, input_ids, labels, whole=True) * (count / sum(counts))
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total

@@ -284,14 +284,15 @@ class _Trial:
         row = torch.arange(len(last))
         ids = rows["input_ids"].clone()
         ids[row, last] = 3 + (ids[row, last] - 2) % (self._vocabulary - 3)
-        # The log-prob of the changed token itself differs.
-        earlier = rows["response_mask"].clone()
-        earlier[row, last - width + earlier.shape[1]] = 0
-        grids = [
-            [grid * earlier for grid in results]
-            for results in (self._plain({**rows, "input_ids": ids}), self.reference())
-        ]
-        difference = _largest(*grids)
+        changed = self._plain({**rows, "input_ids": ids})
+        reference = self.reference()
+        if not self._values:
+            # The log-prob of the changed token itself differs, and the entropy before it does not.
+            earlier = rows["response_mask"].clone()
+            earlier[row, last - width + earlier.shape[1]] = 0
+            changed = [changed[0] * earlier, changed[1]]
+            reference = [reference[0] * earlier, reference[1]]
+        difference = _largest(changed, reference)
         if not difference < FP32_BOUND:
             raise LayoutError(
                 f"{self._config.model_type} is no causal language model as configured: what it gives for a "
