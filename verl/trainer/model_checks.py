@@ -15,6 +15,7 @@ from patches import PatchError, is_installed, require
 from verl.models.loader import ModelPathError, build_causal_lm, check_model_path, load_config, load_tokenizer
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import CriticConfig, RewardConfig
+from verl.trainer.config.model import TrainedModelConfig
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.placement import Placement, WorkerGroupSpec
@@ -109,7 +110,7 @@ def check_positions(plan: RunPlan) -> None:
     Raises ConfigError for a model that cannot.
     """
     for group in plan.groups:
-        models = {"worker group": group.config.model}
+        models: dict[str, TrainedModelConfig] = {"worker group": group.config.model}
         if group.wg_id in plan.critics:
             models["critic of worker group"] = group.critic.model
         for what, model in models.items():

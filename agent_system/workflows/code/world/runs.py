@@ -81,15 +81,15 @@ async def check_program(
             answers of different types: `assert f(x)` approves of a text where the value is True.
     """
     exact = problem.python_values and truth is Truth.EXPECTED
-    options = _options(cases)
+    limits = _limits(cases)
     if problem.python_values:
         tests: list[Test] = [
             FunctionCall(ANSWER_NAME, [problem.function, case.given, exact]) for case in cases
         ]
-        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests, **options)
+        results = await shared_sandbox().run_tests(program + ANSWER + problem.helpers, tests, limits=limits)
     else:
         tests = [case.test(problem.function) for case in cases]
-        results = await shared_sandbox().run_tests(program, tests, **options)
+        results = await shared_sandbox().run_tests(program, tests, limits=limits)
     written = sum(len(result.stdout) + len(result.value or "") for result in results)
     work = (
         partial(_judged_exactly, results, cases, problem)
@@ -118,9 +118,9 @@ async def check_program(
     ]
 
 
-def _options(cases: Sequence[Case]) -> dict[str, SandboxLimitsConfig]:
-    """Return the argument `limits` of a run, where those of the sandbox are too small for the
-    answers that are expected.
+def _limits(cases: Sequence[Case]) -> SandboxLimitsConfig | None:
+    """Return limits of a run for answers that are expected and too long for those of the sandbox,
+    else None.
     """
     limits = shared_sandbox().settings.limits
     answers = [
@@ -128,7 +128,7 @@ def _options(cases: Sequence[Case]) -> dict[str, SandboxLimitsConfig]:
         for case in cases
     ]
     output_kb = max(map(len, answers), default=0) * SPACE // 1024
-    return {"limits": replace(limits, output_kb=output_kb)} if output_kb > limits.output_kb else {}
+    return replace(limits, output_kb=output_kb) if output_kb > limits.output_kb else None
 
 
 def _judged(
