@@ -31,6 +31,6 @@ def fails_beyond_positions(config: Any) -> bool:
             return False
         try:
             model(input_ids=tokens, use_cache=False)
-        except Exception:
+        except Exception:  # of any kind, such as an index out of range
             return True
     return False
