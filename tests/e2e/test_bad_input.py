@@ -128,7 +128,7 @@ def write(path: Path, rows: list[dict]) -> str:
             ["1 devices cannot be divided equally among 2 worker groups", "trainer.pool_sizes"],
         ),
         ({"trainer.controller": "rya"}, ["trainer.controller='rya'", "did you mean 'ray'"]),
-        ({"trainer.resume_mode": "never"}, ["trainer.resume_mode='never'", "disable"]),
+        ({"trainer.resume_mode": "never"}, ["trainer.resume_mode=never", "disable"]),
         ({f"{MODEL}.actor.loss_agg_mode": "token"}, ["loss_agg_mode='token'", "token-mean"]),
         ({f"{MODEL}.actor.kl_loss_type": "k9"}, ["kl_loss_type='k9'", "low_var_kl"]),
         (

@@ -88,7 +88,7 @@ SWITCHES = (
     ),
     Switch(f"{VALIDATION}.do_sample", f"{VALIDATION}.temperature", "1.0", 0.0, "0: greedy", is_verls=True),
     Switch(
-        "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", "0.1", None, "null: fixed",
+        "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", "0.1", None, "null: fixed; a number: adaptive",
         words=("adaptive", "fixed"), is_verls=True,
     ),
     Switch(
