@@ -125,6 +125,8 @@ def run_peer(model: Any, requests: Sequence[GenerateRequest], slots: int) -> tup
             cache_implementation="static", disable_compile=True,
         )  # fmt: skip
         ids = torch.tensor([request.prompt_ids for request in batch], device=model.device)
+        # transformers makes a static cache at least as long as those before, and attends to all of it.
+        model.__dict__.pop("_previous_max_cache_length", None)
         out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         assert out.shape[1] == ids.shape[1] + longest
     return now() - started, time.process_time() - cpu

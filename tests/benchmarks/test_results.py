@@ -38,6 +38,8 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("advantage", "gigpo_50k_ms"): (operator.lt, 500.0),
     ("tree", "fork_us"): (operator.lt, 50.0),
     ("placement", "l2_over_single"): (operator.le, 1.3),
+    ("memory", "peak_ratio"): (operator.le, 0.4),
+    ("memory", "time_ratio"): (operator.le, 1.15),
     ("adapters", "update_4"): (operator.le, 1.10),
     ("adapters", "update_16"): (operator.le, 1.25),
     ("adapters", "update_16_few_rows"): (operator.le, 1.6),

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from agent_system.launch.first_checks import check_team
+from recipe.at_grpo import before_after
 from recipe.at_grpo.measure import (
     COLOURS,
     DEFAULT_MAPS,
@@ -346,3 +348,26 @@ def test_what_the_text_says_of_swapped_scripts_are_their_rows() -> None:
         ]
         points = dict.fromkeys(f"{bound(gained):+.0f}" for bound in (min, max))
         assert f"{world} {' to '.join(points)} points relative to the warm start" in readme
+
+
+def test_two_builds_are_compared_seed_by_seed_in_rows_that_an_earlier_call_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = {("earlier", 0): 200.0, ("this", 0): 100.0, ("earlier", 1): 100.0, ("this", 1): 30.0}
+    played = []
+
+    def stub(earlier: Path, task: str, variant: str, seed: int) -> list[dict[str, Any]]:
+        played.append((earlier, seed))
+        who = {"task": task, "variant": variant, "seed": seed}
+        return [
+            who | {"build": build, "train_seconds": seconds[build, seed]} for build in ("earlier", "this")
+        ]
+
+    monkeypatch.setattr(before_after, "measure", stub)
+    monkeypatch.setattr(before_after, "OUT", tmp_path / "before_after.json")
+    for seed in ("0", "1", "0"):
+        monkeypatch.setattr(sys, "argv", ["before_after.py", "--earlier", str(tmp_path), "--seeds", seed])
+        before_after.main()
+    assert played == [(tmp_path, 0), (tmp_path, 1), (tmp_path, 0)]
+    assert len(json.loads((tmp_path / "before_after.json").read_text())) == 4
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"time_ratio": 0.4, "spread": [0.3, 0.5]}
