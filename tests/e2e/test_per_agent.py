@@ -248,11 +248,11 @@ def test_texts_that_end_a_reply_may_be_others_in_validation(
     ("key", "values", "message"),
     [
         (
-            "rollout.val_kwargs.temperature",
+            "rollout.val_kwargs.top_p",
             "[null,0.5]",
-            "val_kwargs.temperature=0.5 has no effect for agent 'Verifier Agent'",
+            "val_kwargs.top_p=0.5 has no effect for agent 'Verifier Agent'",
         ),
-        ("actor.kl_loss_coef", "[0.1,null]", "actor.kl_loss_coef=0.1 has no effect for agent 'Asker'"),
+        ("actor.kl_loss_type", "[k1,null]", "actor.kl_loss_type=k1 has no effect for agent 'Asker'"),
         ("model.lora_rank", "[4,null]", "model.lora_rank=4 has no effect for agent 'Asker'"),
     ],
 )
