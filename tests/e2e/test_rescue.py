@@ -249,7 +249,7 @@ def test_nothing_is_saved_in_the_middle_of_an_update(train: Run, tmp_path: Path,
     async def held(episode: Episode) -> None:
         if episode.spec.step == 4:
             begun.set()
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         await run(episode)
 
     def fail() -> None:
