@@ -100,8 +100,9 @@ def _integers(column: Sequence[Any]) -> Iterator[dict[str, Any]]:
     scale = {} if per == 1 else {"per": per}
     if (characters := characters_of(whole)) is not None:
         yield {"ints": characters, **scale}
-    if None not in whole:
-        differences = [b - a for a, b in pairwise([0, *whole])]
+    numbers = [value for value in whole if value is not None]
+    if len(numbers) == len(whole):
+        differences = [b - a for a, b in pairwise([0, *numbers])]
         base = differences[0]
         if abs(base) > _LARGEST:
             differences[0] = 0

@@ -94,13 +94,14 @@ def _credit_table(
 ) -> dict[str, Any]:
     """Return the columns of `credit/`, what the index has of the calls being named only."""
     keys = [table.get(name) for name in ("traj_uid", "turn", "call", "candidate")]
-    rows: list[int | None] = []
+    rows: list[int] = []
     if all(key is not None for key in keys):
-        rows = [rows_of.get(tuple(map(_hashable, key))) for key in zip(*keys, strict=True)]  # type: ignore[arg-type]
+        # -1: a call that is not there
+        rows = [rows_of.get(tuple(map(_hashable, key)), -1) for key in zip(*keys, strict=True)]  # type: ignore[arg-type]
     tokens = _token_table(table)
     rest = {name: column for name, column in table.items() if not tokens or name not in (_BEFORE, _AFTER)}
     # such as of calls that trainer.log_trajectories leaves out
-    if not rows or None in rows:
+    if not rows or -1 in rows:
         return {"columns": compact_table(rest), "tokens": tokens}
     episode_of = list(
         chain.from_iterable([at] * count for at, count in enumerate(values(run["episodes"], "calls")))
