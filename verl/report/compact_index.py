@@ -96,10 +96,11 @@ def _credit_table(
     keys = [table.get(name) for name in ("traj_uid", "turn", "call", "candidate")]
     rows: list[int] = []
     if all(key is not None for key in keys):
-        # -1 stands for calls that the index has not, such as those that trainer.log_trajectories leaves out.
+        # -1: a call that is not there
         rows = [rows_of.get(tuple(map(_hashable, key)), -1) for key in zip(*keys, strict=True)]  # type: ignore[arg-type]
     tokens = _token_table(table)
     rest = {name: column for name, column in table.items() if not tokens or name not in (_BEFORE, _AFTER)}
+    # such as of calls that trainer.log_trajectories leaves out
     if not rows or -1 in rows:
         return {"columns": compact_table(rest), "tokens": tokens}
     episode_of = list(
