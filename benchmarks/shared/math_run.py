@@ -26,6 +26,7 @@ TASKS = 16
 EPISODES = 8
 VALIDATIONS = 4
 LOGGED = 16
+VERDICTS = {True: "approve", False: "reject"}
 SOURCE = "verl_mas/word_problems"
 
 
@@ -82,7 +83,7 @@ class Team:
                 **dict.fromkeys(("act_reward", "team_reward", "step_reward"), success),
                 **dict.fromkeys(("reward", "mixed_reward"), reward),
                 "local_reward": own, "local_given": is_verdict, "valid": True,
-                "action": _answer(call["reply"]) if not is_verdict else "approve" if len(calls) == 2 else "reject",
+                "action": _answer(call["reply"]) if not is_verdict else VERDICTS[len(calls) == 2],
                 "fields": {"approved": len(calls) == 2, "parsed": True} if is_verdict else {},
                 "response_tokens": max(3, len(call["reply"]) // 2), "anchor": problem.question,
                 "began": round(began, 3), "ended": round(ended, 3), "waited": 0.0, "version": self.step,
@@ -95,10 +96,11 @@ class Team:
             "verifier/approvals": float(len(calls) == 2),
             "verifier/accuracy": own if len(calls) == 2 else success,
         }
+        started = START + STEP_SECONDS * self.step + self.rng.random()
         return {
-            "uid": uid, "traj_uid": f"{uid}#{index}", "task_id": task_id, "data_source": SOURCE, "index": index,
-            "turns": 1, "team_reward": success, "turn_rewards": [success], "info": info, "failure": None,
-            "left_out": 0, "answer": answer, "started": round(START + STEP_SECONDS * self.step + self.rng.random(), 3),
+            "uid": uid, "traj_uid": f"{uid}#{index}", "task_id": task_id, "data_source": SOURCE,
+            "index": index, "turns": 1, "team_reward": success, "turn_rewards": [success], "info": info,
+            "failure": None, "left_out": 0, "answer": answer, "started": round(started, 3),
             "calls": calls,
         }  # fmt: skip
 

@@ -33,7 +33,10 @@ def state_of(folder: Path, **changes: Any) -> None:
         (lambda folder: (folder / "src").mkdir(parents=True), r"\(in it: src\); name the folder of a run"),
         (lambda folder: small_run(folder / "a" / "b"), r"name one of its runs: .*run/a/b"),
         (
-            lambda folder: (small_run(folder / "evolve" / "gen_1"), (folder / "evolve" / "ledger.jsonl").touch()),
+            lambda folder: (
+                small_run(folder / "evolve" / "gen_1"),
+                (folder / "evolve" / "ledger.jsonl").touch(),
+            ),
             r"it is of a search, whose report is .*run/evolve/report.md; name one of its runs: .*/gen_1",
         ),
     ],

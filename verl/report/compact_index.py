@@ -97,7 +97,8 @@ def _credit_table(
     rows: list[int] = []
     if all(key is not None for key in keys):
         # -1: a call that is not there
-        rows = [rows_of.get(tuple(map(_hashable, key)), -1) for key in zip(*keys, strict=True)]  # type: ignore[arg-type]
+        names = zip(*keys, strict=True)  # type: ignore[arg-type]
+        rows = [rows_of.get(tuple(map(_hashable, name)), -1) for name in names]
     tokens = _token_table(table)
     rest = {name: column for name, column in table.items() if not tokens or name not in (_BEFORE, _AFTER)}
     # such as of calls that trainer.log_trajectories leaves out

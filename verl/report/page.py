@@ -20,8 +20,8 @@ from verl.report.pack import Chunk, chunk_of, packed
 from verl.report.plain import printable
 
 MEGABYTE = 1_000_000
-# Bytes of the lines of a chunk's episodes: equal texts of more of them are stored once, and it is still opened at
-# once.
+# Bytes of the lines of a chunk's episodes: equal texts of more of them are stored once, and it is
+# still opened at once.
 _CHUNK_BYTES = 1_200_000
 # Groups that are too large for the space that is left, after which no other is tried.
 _MOST_MISSES = 20

@@ -245,7 +245,8 @@ def test_a_value_in_quotes_is_text_where_the_schema_allows_text(name: str, reply
 
 # Texts that look like values of other types, or like marks.
 LIKE_OTHERS = (
-    "42", "true", "null", "[1]", "", " x ", "\n", "{}", "it's", "5'", "a\\b", "x\n", "\n\nx\n\n", "</x>", "a, count=4",
+    "42", "true", "null", "[1]", "", " x ", "\n", "{}", "it's", "5'", "a\\b", "x\n", "\n\nx\n\n",
+    "</x>", "a, count=4",
     "3.0", "\\", '"', '""', "\u2028", "{'a': 1}", "]", ")", "a=b", "```json\n{}\n```", "\x00a", "&lt;b&gt;",
 )  # fmt: skip
 UNQUOTED = ("qwen3_coder", "glm", "minimax_m2", "seed")

@@ -227,7 +227,8 @@ def test_a_pass_over_rows_reads_either_tokens_or_rows(config: RunConfig, section
     keys.log_prob_micro_batch_size_per_gpu = 8
     with pytest.raises(
         IneffectiveKeyError,
-        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*log_prob_micro_batch_size_per_gpu=nu",
+        match=rf"{section}\.log_prob_max_token_len_per_gpu=4096 has no .*"
+        "log_prob_micro_batch_size_per_gpu=nu",
     ):
         check(config)
 

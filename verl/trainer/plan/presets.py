@@ -2,8 +2,8 @@
 
 A preset sets only what defines the method: learning rates, batch and group sizes and lengths stay those of the run. Explicitly given
 keys win, before or after the preset; so do those of a script (examples/run_math.sh gives no value that a preset would change).
-verl's `clip_ratio`, a name for both sides of the clip range, replaces both of a preset. The run prints the expansion, and its
-config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
+verl's `clip_ratio`, a name for both sides of the clip range, replaces both of a preset. The run
+prints the expansion, and its config.yaml contains it. In Python: call `apply_preset(config, "dapo")`, then set other keys.
 
 dr_mas
 ------

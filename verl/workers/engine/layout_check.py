@@ -296,8 +296,8 @@ class _Trial:
         if not difference < FP32_BOUND:
             raise LayoutError(
                 f"{self._config.model_type} is no causal language model as configured: what it gives for a "
-                f"token changes by up to {difference:.2g} with later tokens of its row; a field of config.json "
-                "may say so (is_decoder, is_causal, use_bidirectional_attention); choose another model"
+                f"token changes by up to {difference:.2g} with later tokens of its row; a field of "
+                "config.json may say so (is_decoder, is_causal, use_bidirectional_attention); choose another model"
             )
 
     def windows_beyond_rows(self) -> str:

@@ -27,7 +27,8 @@ _ACCENTS = regex.compile(
 )
 # Letters with a stroke, and joined ones, which have no form without.
 _PLAIN_LETTERS = str.maketrans({
-    "ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th",
+    "ł": "l", "ø": "o", "đ": "d", "ð": "d", "ħ": "h", "ŧ": "t", "ı": "i",
+    "æ": "ae", "œ": "oe", "þ": "th",
 })  # fmt: skip
 _INITIALS = regex.compile(r"(?<![\p{L}\p{N}])(?:\p{L}\.){2,}")
 _RUN = rf"(?P<run>(?:[{_UNSEPARATED}]\p{{M}}*)+)"
