@@ -370,7 +370,8 @@ def _tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             )
         if not function["name"] or not isinstance(function.get("parameters") or {}, dict):
             raise Refusal(
-                f"a tool must have a name and an object as its parameters, found {json.dumps(function)[:200]}",
+                "a tool must have a name and an object as its parameters, found "
+                f"{json.dumps(function)[:200]}",
                 param="tools",
             )
     return [{**tool, "function": _without_nulls(tool["function"])} for tool in tools]

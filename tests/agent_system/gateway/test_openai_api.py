@@ -30,7 +30,8 @@ TOOLS = [ADD_TOOL, {"type": "function", "function": {**ADD, "name": "sub"}}]
 # Values of no meaning, by the field that the error names.
 NUMBER = ("hot", True, [], {}, float("nan"), -3)
 WRONG: dict[str, tuple[Any, ...]] = {
-    "temperature": (*NUMBER, 101), "top_p": (*NUMBER, 2), "min_p": (*NUMBER, 2), "presence_penalty": (*NUMBER, 3),
+    "temperature": (*NUMBER, 101), "top_p": (*NUMBER, 2), "min_p": (*NUMBER, 2),
+    "presence_penalty": (*NUMBER, 3),
     "frequency_penalty": (*NUMBER, 3), "repetition_penalty": NUMBER, "top_k": NUMBER, "best_of": NUMBER,
     "logit_bias": ("hot", [5], {"5": "much"}, {"5": True}),
     "stop": ([""], "", [None], ["a", 5], {"a": 1}, ["x"] * 17, "\ud800", ["a", "b\udc00"]),
@@ -38,7 +39,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 WRONG_CHAT: dict[str, tuple[Any, ...]] = {
     "max_tokens": (0, -1, 64.0, "5", True), "max_completion_tokens": (0, "5"), "logprobs": (1, "true"),
-    "parallel_tool_calls": ("x", 1), "tools": ({"a": 1}, "x", [{}], [{"type": "custom", "custom": {"name": "c"}}]),
+    "parallel_tool_calls": ("x", 1),
+    "tools": ({"a": 1}, "x", [{}], [{"type": "custom", "custom": {"name": "c"}}]),
     "tool_choice": ("any", [], 5, {}, {"type": "auto"}),
     "response_format": ("json_object", [], {}, 5, {"type": "x"}, {"type": "json_schema"},
                         {"type": "json_schema", "json_schema": {"name": "v", "schema": True}}),
@@ -172,9 +174,11 @@ async def test_results_of_calls_with_equal_ids_go_to_them_in_their_order(
 
 
 READS = {
-    "parameters": "{%- for tool in tools or [] %}{% for name, field in tool.function.parameters.properties.items() %}"
+    "parameters": "{%- for tool in tools or [] %}"
+    "{% for name, field in tool.function.parameters.properties.items() %}"
     "{{ name }}{% endfor %}{% endfor %}",
-    "a description": "{%- for tool in tools or [] %}{{ tool.function.name + tool.function.description }}{% endfor %}",
+    "a description": "{%- for tool in tools or [] %}"
+    "{{ tool.function.name + tool.function.description }}{% endfor %}",
     "JSON of its parts": "{%- for tool in tools or [] %}{{ tool.function.parameters | tojson }}{% endfor %}",
 }
 
@@ -188,7 +192,8 @@ async def test_a_tool_needs_neither_description_nor_parameters_whatever_a_templa
 
     async def team(task: Task, session: Session) -> str:
         for function in (
-            {"name": "f"}, {"name": "f", "parameters": None, "description": None}, {"name": "f", "parameters": {}}, ADD,
+            {"name": "f"}, {"name": "f", "parameters": None, "description": None},
+            {"name": "f", "parameters": {}}, ADD,
         ):  # fmt: skip
             await say(session, "Writer", tools=[{"type": "function", "function": function}])
         return "4"
