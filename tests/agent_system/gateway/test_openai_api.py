@@ -174,9 +174,11 @@ async def test_results_of_calls_with_equal_ids_go_to_them_in_their_order(
 
 
 READS = {
-    "parameters": "{%- for tool in tools or [] %}{% for name, field in tool.function.parameters.properties.items() %}"
+    "parameters": "{%- for tool in tools or [] %}"
+    "{% for name, field in tool.function.parameters.properties.items() %}"
     "{{ name }}{% endfor %}{% endfor %}",
-    "a description": "{%- for tool in tools or [] %}{{ tool.function.name + tool.function.description }}{% endfor %}",
+    "a description": "{%- for tool in tools or [] %}"
+    "{{ tool.function.name + tool.function.description }}{% endfor %}",
     "JSON of its parts": "{%- for tool in tools or [] %}{{ tool.function.parameters | tojson }}{% endfor %}",
 }
 

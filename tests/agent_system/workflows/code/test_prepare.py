@@ -344,11 +344,12 @@ async def test_names_of_a_program_are_its_own() -> None:
 
 
 HELPED: dict[str, Any] = {
-    "prompt": 'import math\n\ndef half(x: int):\n    """Half of x.\n    """\n    return math.floor(x / 2)\n\n\n'
+    "prompt": "import math\n\ndef half(x: int):\n    '''Half of x.'''\n    return math.floor(x / 2)\n\n\n"
     'def quarter(x: int):\n    """A quarter of x, which uses half.\n    """\n',
     "entry_point": "quarter",
     "canonical_solution": "    return half(half(x))\n",
-    "test": "def check(candidate):\n    assert candidate(8) == 2, 'of 8'\n    assert half(candidate(9)) == 1\n",
+    "test": "def check(candidate):\n    assert candidate(8) == 2, 'of 8'\n"
+    "    assert half(candidate(9)) == 1\n",
 }
 
 
