@@ -182,7 +182,7 @@ class WatchServer:
                 # before this stream waits.
                 async with self._changed:
                     is_due = self._changed.wait_for(
-                        lambda sent=version: self._closing or self.report.version > sent  # type: ignore[misc]
+                        lambda last=version: self._closing or self.report.version > last  # type: ignore[misc]
                     )
                     await asyncio.wait_for(is_due, _ALIVE_S)
             except TimeoutError:
