@@ -1,6 +1,4 @@
-"""Sub-agents: order and limits of children, their depth, their credit, and waves that do not depend on which
-reply comes first.
-"""
+"""Sub-agents: order and limits of children, their depth and credit, and waves that no order changes."""
 
 from __future__ import annotations
 
