@@ -14,13 +14,16 @@ SLEEPS = {
     "tests/agent_system/sandbox/test_pool.py::test_an_alarm_that_comes_late_ends_no_other_run": (
         "alarms of a stopped process: later ones end the run as well"
     ),
-    "tests/e2e/test_evolve_training.py::test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not": (
+    "tests/e2e/test_evolve_training.py::"
+    "test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not": (
         "it may be killed at any moment"
     ),
     "tests/trainer/test_run_state.py::test_a_process_that_is_killed_or_stands_still_has_an_old_heartbeat": (
         NOTHING_HAPPENS
     ),
-    "tests/workers/rollout/test_conformance.py::test_abort_and_cancel_free_what_a_request_holds": NOTHING_HAPPENS,
+    "tests/workers/rollout/test_conformance.py::test_abort_and_cancel_free_what_a_request_holds": (
+        NOTHING_HAPPENS
+    ),
     "tests/workers/rollout/test_conformance.py::test_a_pause_holds_replies_and_sleep_wants_an_idle_engine": (
         NOTHING_HAPPENS
     ),
