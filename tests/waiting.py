@@ -115,15 +115,9 @@ class _NoWait(selectors.DefaultSelector):
     seconds = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-<<<<<<< HEAD
-        """Return what is ready; with nothing ready, let `timeout` seconds be over, and a turn of the
-        loop take the least time: who waits for what is left of a limit would have as much left for
-        ever.
-=======
         """Return what is ready; with nothing ready, let `timeout` seconds be over.
 
         A turn of the loop takes the least time: what is left of a limit would never become less.
->>>>>>> h/flake
         """
         ready = super().select(0 if timeout is not None else None)
         self.seconds += TURN_S + (timeout if timeout and not ready else 0.0)

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Sub-agents: limits of children, their depth and credit, and waves whatever reply comes first."""
-=======
 """Sub-agents: order and limits of children, their depth and credit, and waves that no order changes."""
->>>>>>> h/flake
 
 from __future__ import annotations
 

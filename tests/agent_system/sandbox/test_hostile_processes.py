@@ -152,15 +152,8 @@ async def test_threads_and_processes_of_others_are_not_counted(arena: Arena) -> 
     sandbox = LocalSandbox(SandboxConfig(min_level="rlimits", workers=4, limits=endless), [arena.level])
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(60)]
-<<<<<<< HEAD
-    forker = (
-        f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n"
-        "    if os.fork() == 0:\n        break\ntime.sleep(800)"
-    )
-=======
     fork = "    if os.fork() == 0:\n        break\n"
     forker = f"import os, time\nfor _ in range({LIMITS.processes - 1}):\n{fork}time.sleep(800)"
->>>>>>> h/flake
     several = """
 import threading
 threading.stack_size(1 << 16)
