@@ -168,9 +168,9 @@ def _choose(
         # The last one is that in which a row can hardly depend on others.
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
         fastest = replace(layouts[0], sharing="none")
-        chosen = replace(layouts[-1], sharing="none")
-        unchecked = ((fastest, f"it cannot be checked ({error})"),) if chosen != fastest else ()
-        return LayoutChoice(chosen, float("nan"), unchecked)
+        safest = replace(layouts[-1], sharing="none")
+        rejected = ((fastest, f"it cannot be checked ({error})"),) if safest != fastest else ()
+        return LayoutChoice(safest, float("nan"), rejected)
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
     if windows := trial.windows_beyond_rows():
@@ -296,8 +296,8 @@ class _Trial:
         if not difference < FP32_BOUND:
             raise LayoutError(
                 f"{self._config.model_type} is no causal language model as configured: what it gives for a "
-                f"token changes by up to {difference:.2g} with later tokens of its row; a field of "
-                "config.json may say so (is_decoder, is_causal, use_bidirectional_attention); choose another model"
+                f"token changes by up to {difference:.2g} with later tokens of its row; a field of config.json "
+                "may say so (is_decoder, is_causal, use_bidirectional_attention); choose another model"
             )
 
     def windows_beyond_rows(self) -> str:
