@@ -169,8 +169,8 @@ def _choose(
         logger.warning("%s cannot be checked before it is loaded: %s", config.model_type, error)
         fastest = replace(layouts[0], sharing="none")
         safest = replace(layouts[-1], sharing="none")
-        rejected = ((fastest, f"it cannot be checked ({error})"),) if safest != fastest else ()
-        return LayoutChoice(safest, float("nan"), rejected)
+        unchecked = ((fastest, f"it cannot be checked ({error})"),) if safest != fastest else ()
+        return LayoutChoice(safest, float("nan"), unchecked)
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
     if windows := trial.windows_beyond_rows():
