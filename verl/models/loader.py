@@ -104,28 +104,16 @@ def reading_model(path: str) -> Iterator[None]:
     """Show progress bars for downloads only, and raise ModelPathError with the path for errors
     about the files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does
-    not have and for code that it is not allowed to run, ImportError for packages that such code
-    needs, RuntimeError for tensors that do not fit the configuration, SafetensorError for damaged
-    files, and KeyError, TypeError or AttributeError for configurations that contradict themselves.
+    Of any kind: OSError for files that are missing, ValueError for model types that transformers does
+    not have, AssertionError for a padding token beyond the vocabulary, errors of classes of its own
+    for fields that contradict each other.
     """
-    from safetensors import SafetensorError
-
     try:
         with without_progress_bars() if Path(path).is_dir() else nullcontext():
             yield
     except ModelPathError:
         raise
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except Exception as error:  # transformers, safetensors, and code of any model
         advice = (
             "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it"
             if _is_own_code(error)
@@ -467,8 +455,8 @@ def save_language_model(
 ) -> None:
     """Write a model in transformers' format, with the settings of `generate` that it was read with.
 
-    transformers reads settings that it refuses to write, such as a temperature without sampling: a
-    run must not end at its first checkpoint because of them.
+    transformers reads fields and settings that it refuses to write, such as a temperature without
+    sampling: a run must not end at its first checkpoint because of them.
 
     Args:
         model: the model.
@@ -478,15 +466,19 @@ def save_language_model(
     Raises whatever transformers raises for files that cannot be written.
     """
     settings = getattr(model, "generation_config", None)
-    if settings is None:
-        model.save_pretrained(folder, state_dict=tensors)
-        return
-    model.generation_config = type(settings)()
+    config = model.config
+    # Its own attention is no part of what is written, and some fields forbid all but the eager one.
+    model.config = deepcopy(config)
+    model.config._attn_implementation = "eager"
+    if settings is not None:
+        model.generation_config = type(settings)()
     try:
         model.save_pretrained(folder, state_dict=tensors)
     finally:
+        model.config = config
         model.generation_config = settings
-    _write_generation(settings, folder)
+    if settings is not None:
+        _write_generation(settings, folder)
 
 
 def _write_generation(settings: Any, folder: str | Path) -> None:
@@ -510,5 +502,10 @@ def read_generation(model: Any, path: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error; the others are advice for users of that library."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the first line of an error, with the next one if it is only its heading; the others are
+    advice for users of that library.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
