@@ -12,6 +12,7 @@ from verl.models.loader import (
     ModelPathError,
     own_code_options,
     persistent_buffers,
+    save_language_model,
     without_progress_bars,
 )
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
@@ -42,7 +43,7 @@ def export_difference(config: Any) -> float:
 
     whole = tensors_of(model)
     with tempfile.TemporaryDirectory() as folder, without_progress_bars():
-        model.save_pretrained(folder, state_dict={name: value.clone() for name, value in whole.items()})
+        save_language_model(model, folder, {name: value.clone() for name, value in whole.items()})
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,

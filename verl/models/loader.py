@@ -104,28 +104,16 @@ def reading_model(path: str) -> Iterator[None]:
     """Show progress bars for downloads only, and raise ModelPathError with the path for errors
     about the files of a model.
 
-    transformers raises OSError for files that are missing, ValueError for model types that it does
-    not have and for code that it is not allowed to run, ImportError for packages that such code
-    needs, RuntimeError for tensors that do not fit the configuration, SafetensorError for damaged
-    files, and KeyError, TypeError or AttributeError for configurations that contradict themselves.
+    Of any kind: OSError for files that are missing, ValueError for model types that transformers does
+    not have, AssertionError for a padding token beyond the vocabulary, errors of classes of its own
+    for fields that contradict each other.
     """
-    from safetensors import SafetensorError
-
     try:
         with without_progress_bars() if Path(path).is_dir() else nullcontext():
             yield
     except ModelPathError:
         raise
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except Exception as error:  # transformers, safetensors, and code of any model
         advice = (
             "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it"
             if _is_own_code(error)
@@ -428,5 +416,10 @@ def stop_token_ids(
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error; the others are advice for users of that library."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the first line of an error, with the next one if it is only its heading; the others are
+    advice for users of that library.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

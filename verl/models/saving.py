@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def save_language_model(
 ) -> None:
     """Write a model in transformers' format, with the settings of `generate` that it was read with.
 
-    transformers reads settings that it refuses to write, such as a temperature without sampling: a
-    run must not end at its first checkpoint because of them.
+    transformers reads fields and settings that it refuses to write, such as a temperature without
+    sampling: a run must not end at its first checkpoint because of them.
 
     Args:
         model: the model.
@@ -64,15 +65,19 @@ def save_language_model(
     Raises whatever transformers raises for files that cannot be written.
     """
     settings = getattr(model, "generation_config", None)
-    if settings is None:
-        model.save_pretrained(folder, state_dict=tensors)
-        return
-    model.generation_config = type(settings)()
+    config = model.config
+    # Its own attention is no part of what is written, and some fields forbid all but the eager one.
+    model.config = deepcopy(config)
+    model.config._attn_implementation = "eager"
+    if settings is not None:
+        model.generation_config = type(settings)()
     try:
         model.save_pretrained(folder, state_dict=tensors)
     finally:
+        model.config = config
         model.generation_config = settings
-    _write_generation(settings, folder)
+    if settings is not None:
+        _write_generation(settings, folder)
 
 
 def _write_generation(settings: Any, folder: str | Path) -> None:
