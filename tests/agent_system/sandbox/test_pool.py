@@ -69,7 +69,8 @@ async def with_programs(pool: LocalSandbox, count: int) -> list[int]:
 
 
 async def test_results_are_in_the_order_of_the_tests(arena: Arena) -> None:
-    program = "n = int(input())\nif n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\nprint(n * n)"
+    ends = "if n == 2:\n    raise SystemExit(3)\nif n == 3:\n    while True: pass\n"
+    program = f"n = int(input())\n{ends}print(n * n)"
     tests = [str(n) for n in range(6)]
     limits = SandboxLimitsConfig(**{**vars(LIMITS), "wall_s": 1.5})
     several = await asyncio.gather(
