@@ -12,10 +12,10 @@ from verl.models.loader import (
     ModelPathError,
     own_code_options,
     persistent_buffers,
-    save_language_model,
     without_progress_bars,
 )
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
+from verl.models.saving import save_language_model
 
 TOKENS = 24
 BOUND = 1e-4  # the same tensors in the same code give the same bits; a buffer that is computed anew may round
