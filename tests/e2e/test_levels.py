@@ -317,7 +317,7 @@ def test_a_checkpoint_whose_kl_was_measured_from_another_model_is_refused(
     weights = model / "model.safetensors"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    said = refused(run | {key: True})
+    said = refused(run | {key: 0.001})
     assert f"is of a team with an earlier version of the model '{model}'; its files have changed" in said
     assert train(run).progress.global_step == 2, "without a KL nothing is read from there"
     assert "have changed" in refused(run | {key: 0.001, "trainer.total_training_steps": 3}), (

@@ -115,7 +115,8 @@ async def test_files_whose_episodes_all_fail_are_ruled_out_and_the_search_goes_o
     search = TeamSearch(inputs, ledger)
     chosen = await search.run()
     children = search.archive.candidates[1:]
-    assert chosen.number == 0 and len(children) == 6 and search.generation == 3
+    # Each falls before its 32nd task, which makes room for a third one in every generation.
+    assert chosen.number == 0 and len(children) == 9 and search.generation == 3
     for child in children:
         assert {e.cause for e in child.episodes} == {"PromptTooLongError"}
         assert {e.score for e in child.episodes} == {0.0}

@@ -216,7 +216,7 @@ if os.fork() == 0:
     time.sleep(60)
 """
     results = await arena.sandbox.run_tests(program, [""] * 3)
-    assert [r.stdout for r in results] == ["False False 1000 {} True\n"] * 3
+    assert [r.stdout for r in results] == ["False False 50000 {} True\n"] * 3
     arena.nothing_is_left()
 
 

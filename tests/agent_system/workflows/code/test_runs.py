@@ -5,6 +5,7 @@ judge.
 import asyncio
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -268,7 +269,7 @@ async def test_the_failure_of_a_run_is_one_line() -> None:
 
 
 async def test_a_failing_sandbox_does_not_increase_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(program: str, tests: list) -> list[RunResult]:
+    async def broken(program: str, tests: list, **_: Any) -> list[RunResult]:
         return [RunResult(Reason.OK, stdout="3\n"), RunResult(Reason.SANDBOX, message="worker lost")]
 
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)

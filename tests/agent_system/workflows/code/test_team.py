@@ -125,11 +125,11 @@ async def test_a_failing_sandbox_does_not_increase_the_reward(
 ) -> None:
     run = shared_sandbox().run_tests
 
-    async def broken(program: str, cases: Any) -> list[RunResult]:
+    async def broken(program: str, cases: Any, **options: Any) -> list[RunResult]:
         return (
             [RunResult(Reason.SANDBOX, message="worker lost")] * len(cases)
             if "LOST" in program
-            else await run(program, cases)
+            else await run(program, cases, **options)
         )
 
     monkeypatch.setattr(shared_sandbox(), "run_tests", broken)
