@@ -18,6 +18,8 @@ README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("rollout", "equal"): (operator.ge, 4.0),
     ("rollout", "staggered"): (operator.ge, 5.5),
+    ("rollout", "prefix"): (operator.ge, 2.0),
+    ("rollout", "delay"): (operator.le, 3.0),
     ("train_step", "ratio_1"): (operator.le, 1.05),
     ("train_step", "ratio_2"): (operator.le, 0.85),
     ("train_step", "ratio_tree_update"): (operator.le, 0.45),
