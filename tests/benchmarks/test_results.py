@@ -57,6 +57,21 @@ BARS: dict[tuple[str, str], tuple[Callable[[float, float], bool], float]] = {
     ("real_model", "peak_over_trl"): (operator.le, 0.8),
     ("real_model", "memory_error"): (operator.le, 0.1),
     ("real_model", "step_over_before"): (operator.le, 0.8),
+    ("report", "build_s"): (operator.le, 20),
+    ("report", "mb"): (operator.le, 8),
+    ("report", "first_paint_ms"): (operator.le, 1000),
+    ("report", "filter_ms"): (operator.le, 50),
+    ("report", "open_ms"): (operator.le, 200),
+    ("report", "heap_mb"): (operator.le, 200),
+    ("report", "rss_mb"): (operator.le, 300),
+    ("report", "math_build_s"): (operator.le, 6),
+    ("report", "math_mb"): (operator.le, 1.0),
+    ("report", "math_first_paint_ms"): (operator.le, 500),
+    ("report", "math_filter_ms"): (operator.le, 20),
+    ("report", "math_open_ms"): (operator.le, 100),
+    ("report", "math_heap_mb"): (operator.le, 80),
+    ("report", "math_rss_mb"): (operator.le, 300),
+    ("report", "record_share"): (operator.le, 0.01),
 }
 
 
