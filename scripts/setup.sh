@@ -45,11 +45,29 @@ make_venv() {
         { command -v virtualenv >/dev/null && virtualenv -q -p "$python" .venv; } ||
         { command -v uv >/dev/null && uv venv -q --seed --python "$python" .venv; }; then
         # The pip of an older Python takes twice as long to install the same packages.
-        .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip || echo "setup: continuing with the installed pip" >&2
+        .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip ${CI:+uv} || echo "setup: continuing with the installed pip" >&2
         return
     fi
     rm -rf .venv
     fail "$python cannot create a virtual environment; install its venv module (Debian: apt-get install python3-venv)"
+}
+
+# What pip reads in its files and environment under one name, in words.
+pip_setting() {
+    "$venv_python" -m pip config list 2>/dev/null | sed -n "s/^[^=]*[.]$1='\(.*\)'\$/\1/p" | tail -n 1 | sed 's/\\n/ /g'
+}
+
+# Unpack the pinned packages with uv, on all cores and from the indexes that pip uses. Whatever uv cannot do is left to pip, which comes next
+# and, where everything is there, only looks at the requirements.
+unpack_with_uv() {
+    local word options=(-q --index-strategy unsafe-best-match)
+    word="$(pip_setting index-url)" && [[ -z $word ]] || options+=(--default-index "$word")
+    for word in $(pip_setting extra-index-url); do options+=(--index "$word"); done
+    for word in $(pip_setting find-links); do options+=(--find-links "$word"); done
+    word="$(pip_setting cert)"
+    # Its files would be links to those of uv's cache, which whatever changes them in .venv would change there.
+    env ${word:+"SSL_CERT_FILE=$word"} .venv/bin/uv pip install "${options[@]}" --no-cache --python "$venv_python" -c constraints.txt -e ".[$1]" >&2 ||
+        echo "setup: uv could not install verl-mas[$1], see above; continuing with pip" >&2
 }
 
 # The tests of the report's page need a browser, which is no Python package; without one they are skipped.
@@ -102,6 +120,7 @@ extras="$(IFS=,; echo "${missing[*]}")"
 echo "setup: installing verl-mas[$extras] and its dependencies into .venv (the first time takes minutes)" >&2
 # beside pip, which mostly waits for the network
 if [[ " ${missing[*]} " == *" report "* ]]; then install_browser & fi
+if [[ -n ${CI:-} && -x .venv/bin/uv ]] && ((${#constraint[@]})); then unpack_with_uv "$extras"; fi
 # --no-compile: modules are compiled at their first import, and most are never imported. pip's progress goes to stderr, because stdout belongs
 # to the calling script.
 "$venv_python" -m pip install --disable-pip-version-check --no-compile -e ".[$extras]" ${constraint[@]+"${constraint[@]}"} >&2 ||

@@ -39,9 +39,14 @@ def make_checkout(folder: Path, pip_status: int = 0, other_version: bool = False
     return log
 
 
-def set_up(folder: Path, *extras: str) -> "subprocess.CompletedProcess[str]":
+def set_up(folder: Path, *extras: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["bash", "scripts/setup.sh", *extras], cwd=folder, capture_output=True, text=True, timeout=240
+        ["bash", "scripts/setup.sh", *extras],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
 
 
@@ -114,6 +119,28 @@ def test_a_browser_is_installed_for_the_report_where_there_is_none(
     calls = (tmp_path / "apt.log").read_text() if (tmp_path / "apt.log").exists() else ""
     assert ("install" in calls and "chromium" in calls) == (not has_browser and status == 0)
     assert ("the tests of the report's page are skipped" in result.stderr) == (status != 0)
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 0), ("true", 1), ("", 0)])
+def test_in_ci_uv_unpacks_the_pinned_set_from_the_indexes_of_pip_and_pip_has_the_last_word(
+    tmp_path: Path, ci: str, status: int
+) -> None:
+    log = make_checkout(tmp_path)
+    uv = tmp_path / ".venv" / "bin" / "uv"
+    uv.write_text(f'#!/usr/bin/env bash\necho "uv $*" >>"{log}"\nexit {status}\n')
+    uv.chmod(0o755)
+    python = tmp_path / ".venv" / "bin" / "python"
+    setting = "global.extra-index-url='file:///a\\nhttps://b'"
+    python.write_text(python.read_text().replace("Collecting torch", setting))
+    result = set_up(tmp_path, CI=ci)
+    assert result.returncode == 0, result.stderr
+    *_, install = calls = log.read_text().splitlines()
+    assert "-m pip install" in install and "-e .[dev] -c constraints.txt" in install
+    unpacked = [call for call in calls if call.startswith("uv ")]
+    assert len(unpacked) == bool(ci)
+    assert all(" --index file:///a --index https://b " in call for call in unpacked)
+    assert all(call.endswith("-c constraints.txt -e .[dev]") for call in unpacked)
+    assert ("continuing with pip" in result.stderr) == (status != 0)
 
 
 @pytest.mark.parametrize("name", ["setup.py", "constraints.txt"])
