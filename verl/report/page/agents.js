@@ -92,7 +92,15 @@ report.callShare = function (run, agent, column, steps = 5) {
   const [step, split, first, length] = ["step", "split", "first_call", "calls"].map((name) =>
     report.column(run.episodes, name),
   );
-  const [agentOf, turn, value] = ["agent", "turn", column].map((name) => report.column(run.calls, name));
+  const [agentOf, turn, numberOf, committed, value] = ["agent", "turn", "call", "committed", column].map((name) =>
+    report.column(run.calls, name),
+  );
+  // The last call of a turn, each of its candidates, speaks to the world, not to an agent.
+  const acts = (call, end) => {
+    let next = call + 1;
+    while (next < end && turn(next) === turn(call) && numberOf(next) === numberOf(call)) next++;
+    return next === end || turn(next) !== turn(call);
+  };
   let count = 0;
   let total = 0;
   for (let i = 0; i < report.count(run.episodes); i++) {
@@ -100,8 +108,8 @@ report.callShare = function (run, agent, column, steps = 5) {
     const end = first(i) + length(i);
     for (let call = first(i); call < end; call++) {
       if (!agent.numbers.includes(agentOf(call)) || value(call) === null) continue;
-      // The last call of a turn speaks to the world, not to an agent.
-      if (column === "heard" && (call + 1 === end || turn(call + 1) !== turn(call)) && !value(call)) continue;
+      if (column === "heard" && report.isFalse(committed(call))) continue;
+      if (column === "heard" && !value(call) && acts(call, end)) continue;
       total += 1;
       count += value(call) ? 1 : 0;
     }

@@ -487,10 +487,11 @@ report.fillEpisode = async function (run, i, row, body, state) {
 
 /** Lanes, world, conversations and dialogue of an episode, and what its environment reported. */
 report.episodeParts = function (run, row, calls, texts, strings) {
+  const last = new Map(calls.filter((call) => !call.unheard).map((call) => [call.turn, call.call]));
   calls.forEach((call, j) => {
     report.addTexts(call, texts?.calls?.[j], strings);
-    // The last call of a turn speaks to the world, not to an agent.
-    call.acts = calls[j + 1]?.turn !== call.turn;
+    // The last call of a turn, each of its candidates, speaks to the world, not to an agent.
+    call.acts = call.call === last.get(call.turn);
   });
   if (row.split === "train") report.addCredit(run, row.step, calls);
   const parts = [
