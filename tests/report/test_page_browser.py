@@ -112,6 +112,7 @@ FILTERS: dict[str, Any] = {
     "split=val": lambda e, i: e["split"][i] == "val",
     "step=4": lambda e, i: e["step"][i] == 4,
     "result=success": lambda e, i: e["success"][i] > 0 and not e["failure"][i],
+    "result=wrong": lambda e, i: e["success"][i] == 0 and not e["failure"][i],
     "result=failed": lambda e, i: bool(e["failure"][i]),
     "result=left": lambda e, i: bool(e["left_out"][i]),
     "alarm=8": lambda e, i: i in (20, 21),
@@ -489,3 +490,18 @@ def test_charts_of_times_name_no_other_unit_than_their_axes(browser: Browser, tm
         "[...document.querySelectorAll('figure')].find((e) => e.textContent.includes('Where the time')).textContent"
     )
     assert " min" in chart and "seconds" not in chart
+
+
+def test_groups_of_a_world_without_success_are_not_called_failed(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    count = run["episodes"]["length"]
+    run["episodes"] |= {"success": [None] * count, "team_reward": [0.5] * count}
+    run["calls"]["reward"] = [0.5] * run["calls"]["length"]
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+    shares = browser.evaluate("[...document.querySelectorAll('.agent .part')].map((part) => part.title)")
+    assert shares and set(shares) == {"tied 100.0 %"}
+    browser.evaluate("report.go({page: 'episodes'}, true)")
+    assert text_of(browser, ".side [role=status]") == f"{count} of {count}"
+    browser.evaluate("report.go({result: 'wrong'}, true)")
+    assert browser.evaluate("report.listed") == []

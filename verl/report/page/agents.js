@@ -23,7 +23,7 @@ report.agentsOf = function (run) {
 /**
  * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied,
  * signal}}, arrays over run.steps of shares. A group, of the fields by which the run forms groups, is silent if
- * all rewards of the agent's trained calls are equal.
+ * all rewards of the agent's trained calls are equal, and tied where no success is recorded.
  */
 report.silentGroups = function (run) {
   if (run.silent) return run.silent;
@@ -43,11 +43,12 @@ report.silentGroups = function (run) {
       const key = [step, agent, ...names].join("|");
       let group = groups.get(key);
       if (!group)
-        groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, rows: 0 }));
+        groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, judged: 0, rows: 0 }));
       const reward = report.value(calls, "reward", call) ?? 0;
       group.low = Math.min(group.low, reward);
       group.high = Math.max(group.high, reward);
-      group.good += success ? 1 : 0;
+      group.good += success > 0 ? 1 : 0;
+      group.judged += success === null ? 0 : 1;
       group.rows += 1;
     }
   }
@@ -70,7 +71,7 @@ report.silentGroups = function (run) {
       ? "signal"
       : group.good === group.rows
         ? "solved"
-        : group.good === 0
+        : group.good === 0 && group.judged > 0
           ? "failed"
           : "tied";
     kinds[kind][at] += 1;
@@ -300,7 +301,7 @@ report.drawAgents = function (run, state) {
   for (const [kind, note] of [
     ["solved", "all episodes of the group succeed"],
     ["failed", "none succeeds"],
-    ["tied", "equal rewards in spite of different results"],
+    ["tied", "equal rewards, of different results or of results that are not recorded"],
   ]) {
     const rows = agents
       .map((agent) => ({ name: agent.agent, values: silent.get(agent.slug)[kind] }))

@@ -115,7 +115,7 @@ report.filterEpisodes = function (run, state) {
   if (state.step) tests.push((i) => step(i) === Number(state.step));
   if (state.uid) tests.push((i) => uid(i) === state.uid);
   if (state.result === "success") tests.push((i) => !failure(i) && success(i) > 0);
-  if (state.result === "wrong") tests.push((i) => !failure(i) && !(success(i) > 0));
+  if (state.result === "wrong") tests.push((i) => !failure(i) && success(i) !== null && !(success(i) > 0));
   if (state.result === "failed") tests.push((i) => Boolean(failure(i)));
   if (state.result === "left") tests.push((i) => Boolean(leftOut(i)));
   if (state.result === "silent") tests.push((i) => report.flatGroups(run).has(uid(i)));
@@ -265,10 +265,11 @@ report.makeEpisodes = function (run, state) {
     const numbers = report.filterEpisodes(run, now);
     const success = report.column(run.episodes, "success");
     const solved = numbers.reduce((sum, i) => sum + (success(i) > 0), 0);
+    const isJudged = numbers.some((i) => success(i) !== null);
     report.listed = numbers;
     status.textContent =
-      `${report.integer(numbers.length)} of ${report.integer(report.count(run.episodes))}, ` +
-      `${report.integer(solved)} with success`;
+      `${report.integer(numbers.length)} of ${report.integer(report.count(run.episodes))}` +
+      (isJudged ? `, ${report.integer(solved)} with success` : "");
     list.fill(numbers.length, numbers.indexOf(open), isSame);
     Object.assign(shown, { filter, episodes: run.episodes });
   };
