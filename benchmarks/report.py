@@ -8,14 +8,13 @@ episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--ma
 is built by the command, in a process of its own.
 
 The last line is one JSON object: `build_s` and `rss_mb`, CPU seconds and peak memory of the command, which
-uses one core;
-`mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview; `filter_ms` and
-`open_ms`, until the filtered list of episodes and an opened episode are laid out in the document
-(painting waits for the next frame of the screen, up to 17 ms, whatever the page does); `heap_mb`, heap
-of the page after that; each the median of the rounds, and `spread` their lowest and highest. Those of the
-page are null without Chromium (`apt-get install chromium`). `record_share` is the share of the seconds of
-training steps in which `credit/` is written, in a short run with a tiny model. `math_*` are those of the
-other run.
+uses one core; `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview;
+`filter_ms`, from the overview until the list of episodes, filtered by a text for the first time, is laid out in
+the document; `open_ms`, until an opened episode is (painting waits for the next frame of the screen, up to 17
+ms, whatever the page does); `heap_mb`, heap of the page after that; each the median of the rounds, and `spread`
+their lowest and highest. Those of the page are null without Chromium (`apt-get install chromium`).
+`record_share` is the share of the seconds of training steps in which `credit/` is written, in a short run with a
+tiny model. `math_*` are those of the other run.
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MB = 1_000_000
 IN_THE_PAGE = ("first_paint_ms", "filter_ms", "open_ms", "heap_mb")
 NAMES = ("build_s", "mb", *IN_THE_PAGE, "rss_mb")
+# Is in some tasks, answers and actions of both runs.
+FILTER = "17"
 TRAIN = """
 import json, sys, time
 import verl.trainer.ppo.credit.record as record
@@ -83,7 +84,7 @@ def look(page: Path, episode: int) -> dict[str, float]:
         browser.open(page)
         return {
             "first_paint_ms": browser.first_paint_ms(),
-            "filter_ms": browser.filter_ms("solver"),
+            "filter_ms": browser.filter_ms(FILTER),
             "open_ms": browser.open_ms(episode),
             "heap_mb": browser.heap_bytes() / MB,
         }

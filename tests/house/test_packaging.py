@@ -51,6 +51,7 @@ def test_the_pinned_set_covers_every_requirement_within_its_range(distribution: 
         distribution["install_requires"]
         + distribution["extras_require"]["dev"]
         + distribution["extras_require"]["cpu-vllm"]
+        + distribution["extras_require"]["trackio"]
     ):
         requirement = Requirement(line)
         assert pins.get(canonicalize_name(requirement.name), "absent") in requirement.specifier, line

@@ -93,6 +93,23 @@ def test_an_extra_is_added_once_and_stays(tmp_path: Path) -> None:
     assert uninstall.endswith("-y torchvision torchaudio torchcodec")
 
 
+def test_a_package_whose_pins_clash_with_ours_comes_without_what_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_checkout(tmp_path)
+    browser = tmp_path / "tools" / "chromium"  # there, so none is installed
+    browser.parent.mkdir()
+    browser.touch(0o755)
+    monkeypatch.setenv("PATH", f"{browser.parent}:{os.environ['PATH']}")
+    assert set_up(tmp_path, "report", "frameworks").returncode == 0
+    main, *others = log.read_text().splitlines()
+    assert "-e .[dev,report,frameworks]" in main and "--no-deps" not in main
+    alone = [line for line in others if "--no-deps" in line]
+    assert len(alone) == len(others) == 2
+    (trackio,) = (line for line in alone if "trackio" in line)
+    assert "-c constraints.txt" in trackio and "gradio-client" in trackio
+
+
 @pytest.mark.parametrize(("has_browser", "status"), [(False, 0), (False, 1), (True, 0)])
 def test_a_browser_is_installed_for_the_report_where_there_is_none(
     tmp_path: Path, has_browser: bool, status: int

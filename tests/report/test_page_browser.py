@@ -112,6 +112,7 @@ FILTERS: dict[str, Any] = {
     "split=val": lambda e, i: e["split"][i] == "val",
     "step=4": lambda e, i: e["step"][i] == 4,
     "result=success": lambda e, i: e["success"][i] > 0 and not e["failure"][i],
+    "result=wrong": lambda e, i: e["success"][i] == 0 and not e["failure"][i],
     "result=failed": lambda e, i: bool(e["failure"][i]),
     "result=left": lambda e, i: bool(e["left_out"][i]),
     "alarm=8": lambda e, i: i in (20, 21),
@@ -453,3 +454,54 @@ def test_the_last_step_alone_is_no_mean_of_steps(browser: Browser, tmp_path: Pat
         assert f"Groups of the {name} by their rewards" in text_of(browser, ".agent")
         browser.open(path, "/time")
         assert f"(mean of the {name})" in text_of(browser, ".verdict")
+
+
+def test_only_a_reply_that_another_agent_could_read_is_said_to_be_in_no_later_prompt(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The last call of a turn, each of its candidates, acts in the world, and a candidate that was not
+    committed has no readers. In a math episode Solver and Verifier speak before the last answer.
+    """
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    run["calls"]["heard"] = [0] * len(run["calls"]["heard"])
+    path = write_page(tmp_path / "report.html", index, chunks)
+    open_episode(browser, path, "plan/tree")
+    assert "in no later prompt" not in text_of(browser, "#detail")
+    open_episode(browser, path, "word_problems:102")
+    tags = "[...document.querySelectorAll('article.call')].map((e) => e.textContent.includes('in no later prompt'))"
+    assert browser.evaluate(tags) == [True, True, False]
+    shares = (
+        "report.agentsOf(report.run()).map((agent) => report.callShare(report.run(), agent, 'heard', 12))"
+    )
+    assert browser.evaluate(shares)[:2] == [0, 0]
+    browser.evaluate("report.run().calls.heard = report.run().calls.committed; 0")
+    assert browser.evaluate(shares)[:2] == [1, 1], "candidates that were not committed are not counted"
+
+
+def test_charts_of_times_name_no_other_unit_than_their_axes(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    metrics = index["runs"][0]["metrics"]
+    metrics |= {
+        key: [v and 60 * v for v in row] for key, row in metrics.items() if key.startswith("timing_s/")
+    }
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/time")
+    chart = browser.evaluate(
+        "[...document.querySelectorAll('figure')].find((e) => e.textContent.includes('Where the time')).textContent"
+    )
+    assert " min" in chart and "seconds" not in chart
+
+
+def test_groups_of_a_world_without_success_are_not_called_failed(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    count = run["episodes"]["length"]
+    run["episodes"] |= {"success": [None] * count, "team_reward": [0.5] * count}
+    run["calls"]["reward"] = [0.5] * run["calls"]["length"]
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+    shares = browser.evaluate("[...document.querySelectorAll('.agent .part')].map((part) => part.title)")
+    assert shares and set(shares) == {"tied 100.0 %"}
+    browser.evaluate("report.go({page: 'episodes'}, true)")
+    assert text_of(browser, ".side [role=status]") == f"{count} of {count}"
+    browser.evaluate("report.go({result: 'wrong'}, true)")
+    assert browser.evaluate("report.listed") == []

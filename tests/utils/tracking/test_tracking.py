@@ -215,7 +215,9 @@ def test_wandb_has_a_table_for_each_validation(tmp_path: Path, monkeypatch: pyte
 def test_trackio_reads_back_what_was_logged_and_a_resumed_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("trackio", reason="pip install trackio")
+    pytest.importorskip(
+        "trackio", reason="needs trackio: bash scripts/setup.sh report, or pip install trackio"
+    )
     code = f"""
 import sys
 from pathlib import Path

@@ -23,7 +23,7 @@ report.agentsOf = function (run) {
 /**
  * Groups of each agent in each training step, by what their rewards say: {slug: {solved, failed, tied,
  * signal}}, arrays over run.steps of shares. A group, of the fields by which the run forms groups, is silent if
- * all rewards of the agent's trained calls are equal.
+ * all rewards of the agent's trained calls are equal, and tied where no success is recorded.
  */
 report.silentGroups = function (run) {
   if (run.silent) return run.silent;
@@ -43,11 +43,12 @@ report.silentGroups = function (run) {
       const key = [step, agent, ...names].join("|");
       let group = groups.get(key);
       if (!group)
-        groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, rows: 0 }));
+        groups.set(key, (group = { step, agent, low: Infinity, high: -Infinity, good: 0, judged: 0, rows: 0 }));
       const reward = report.value(calls, "reward", call) ?? 0;
       group.low = Math.min(group.low, reward);
       group.high = Math.max(group.high, reward);
-      group.good += success ? 1 : 0;
+      group.good += success > 0 ? 1 : 0;
+      group.judged += success === null ? 0 : 1;
       group.rows += 1;
     }
   }
@@ -70,7 +71,7 @@ report.silentGroups = function (run) {
       ? "signal"
       : group.good === group.rows
         ? "solved"
-        : group.good === 0
+        : group.good === 0 && group.judged > 0
           ? "failed"
           : "tied";
     kinds[kind][at] += 1;
@@ -92,7 +93,15 @@ report.callShare = function (run, agent, column, steps = 5) {
   const [step, split, first, length] = ["step", "split", "first_call", "calls"].map((name) =>
     report.column(run.episodes, name),
   );
-  const [agentOf, turn, value] = ["agent", "turn", column].map((name) => report.column(run.calls, name));
+  const [agentOf, turn, numberOf, committed, value] = ["agent", "turn", "call", "committed", column].map((name) =>
+    report.column(run.calls, name),
+  );
+  // The last call of a turn, each of its candidates, speaks to the world, not to an agent.
+  const acts = (call, end) => {
+    let next = call + 1;
+    while (next < end && turn(next) === turn(call) && numberOf(next) === numberOf(call)) next++;
+    return next === end || turn(next) !== turn(call);
+  };
   let count = 0;
   let total = 0;
   for (let i = 0; i < report.count(run.episodes); i++) {
@@ -100,8 +109,8 @@ report.callShare = function (run, agent, column, steps = 5) {
     const end = first(i) + length(i);
     for (let call = first(i); call < end; call++) {
       if (!agent.numbers.includes(agentOf(call)) || value(call) === null) continue;
-      // The last call of a turn speaks to the world, not to an agent.
-      if (column === "heard" && (call + 1 === end || turn(call + 1) !== turn(call)) && !value(call)) continue;
+      if (column === "heard" && report.isFalse(committed(call))) continue;
+      if (column === "heard" && !value(call) && acts(call, end)) continue;
       total += 1;
       count += value(call) ? 1 : 0;
     }
@@ -292,7 +301,7 @@ report.drawAgents = function (run, state) {
   for (const [kind, note] of [
     ["solved", "all episodes of the group succeed"],
     ["failed", "none succeeds"],
-    ["tied", "equal rewards in spite of different results"],
+    ["tied", "equal rewards, of different results or of results that are not recorded"],
   ]) {
     const rows = agents
       .map((agent) => ({ name: agent.agent, values: silent.get(agent.slug)[kind] }))

@@ -244,9 +244,12 @@ report.edge = function (values, n, fromEnd = false) {
   return report.mean(fromEnd ? numbers.slice(-n) : numbers.slice(0, n));
 };
 
+/** The address after the `#`; one that `go` has drawn may not be in the address line yet. */
+report.hash = () => report.drawnAddress ?? location.hash;
+
 /** The state in the address, `#/page?run=0&episode=3`, as an object. */
 report.readState = function () {
-  const [page, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  const [page, query] = report.hash().replace(/^#\/?/, "").split("?", 2);
   return { ...Object.fromEntries(new URLSearchParams(query ?? "")), page: page || "overview" };
 };
 
@@ -265,13 +268,23 @@ report.address = function (changes) {
 /** Go to another state; `replace` adds nothing to the history. */
 report.go = function (changes, replace = false) {
   const address = report.address(changes);
-  if (address === location.hash) return;
+  if (address === report.hash()) return;
   if (!replace) {
+    report.writeAddress(location.hash);
     location.hash = address;
     return;
   }
-  history.replaceState(null, "", address);
+  // The first change of an address takes a browser several milliseconds, so the page is drawn before it.
+  if (report.drawnAddress === undefined) setTimeout(report.writeAddress, 0, location.hash);
+  report.drawnAddress = address;
   report.draw();
+};
+
+/** Write the address of a page that `go` has drawn into the address line, unless it is no longer that of `before`. */
+report.writeAddress = function (before) {
+  const address = report.drawnAddress;
+  delete report.drawnAddress;
+  if (address !== undefined && location.hash === before) history.replaceState(null, "", address);
 };
 
 report.link = (changes, ...children) => report.el("a", { href: report.address(changes) }, ...children);
@@ -359,60 +372,112 @@ report.table = function (caption, columns, rows) {
 /**
  * A list of which only the rows in view are in the document. Arrow keys, Page Up and Down, Home and End move,
  * Enter opens. `draw(i)` returns the children of row i, `open(i)` is called for the row that is chosen.
+ * Returns {element, fill, choose}: `fill(count, chosen, keep)` gives it other rows, from the first one on unless
+ * `keep`; `choose(i)` marks another row.
  */
-report.list = function ({ id, label, count, rowHeight, draw, open, chosen = -1 }) {
-  let active = Math.max(0, chosen);
-  const inner = report.el("div", {
-    class: "list-inner",
-    role: "presentation",
-    css: { height: `${count * rowHeight}px` },
-  });
+report.list = function ({ id, label, rowHeight, draw, open }) {
+  let count = 0;
+  let active = 0;
+  let chosen = -1;
+  // As of the last event: to ask the element for them would lay the page out once more.
+  let top = 0;
+  let height = 0;
+  const rows = new Map();
+  const inner = report.el("div", { class: "list-inner", role: "presentation" });
   const list = report.el(
     "div",
     { id, class: "list", role: "listbox", tabindex: "0", "aria-label": label },
     inner,
   );
-  const show = () => {
-    const first = Math.max(0, Math.floor(list.scrollTop / rowHeight) - 8);
-    const end = Math.min(count, Math.ceil((list.scrollTop + (list.clientHeight || 600)) / rowHeight) + 8);
-    const rows = [];
-    for (let i = first; i < end; i++) {
-      rows.push(
-        report.el(
-          "div",
-          {
-            id: `${id}-${i}`,
-            class: i === active ? "row active" : "row",
-            role: "option",
-            "aria-selected": String(i === chosen),
-            "aria-setsize": count,
-            "aria-posinset": i + 1,
-            css: { top: `${i * rowHeight}px`, height: `${rowHeight}px` },
-            on: { click: () => choose(i) },
+  const rowOf = (i) =>
+    report.el(
+      "div",
+      {
+        id: `${id}-${i}`,
+        class: i === active ? "row active" : "row",
+        role: "option",
+        "aria-selected": String(i === chosen),
+        "aria-setsize": count,
+        "aria-posinset": i + 1,
+        css: { top: `${i * rowHeight}px`, height: `${rowHeight}px` },
+        on: {
+          click: () => {
+            activate(i);
+            open(i);
           },
-          draw(i),
-        ),
-      );
+        },
+      },
+      draw(i),
+    );
+  const show = () => {
+    const first = Math.max(0, Math.min(Math.floor(top / rowHeight) - 8, count - 1));
+    const end = Math.min(count, Math.ceil((top + (height || 600)) / rowHeight) + 8);
+    for (const [i, row] of rows) {
+      if (i >= first && i < end) continue;
+      row.remove();
+      rows.delete(i);
     }
-    inner.replaceChildren(...rows);
+    for (let i = first; i < end; i++) {
+      if (rows.has(i)) continue;
+      const row = rowOf(i);
+      rows.set(i, row);
+      // The rows before it are there already, so its place among the children is known.
+      inner.insertBefore(row, inner.children[i - first] ?? null);
+    }
     if (count) list.setAttribute("aria-activedescendant", `${id}-${active}`);
+    else list.removeAttribute("aria-activedescendant");
   };
-  const reveal = (middle = false) => {
-    const top = active * rowHeight;
-    if (middle) list.scrollTop = top - list.clientHeight / 2;
-    else if (top < list.scrollTop) list.scrollTop = top;
-    else if (top + rowHeight > list.scrollTop + list.clientHeight) {
-      list.scrollTop = top + rowHeight - list.clientHeight;
-    }
+  const activate = (i) => {
+    rows.get(active)?.classList.remove("active");
+    active = i;
+    rows.get(active)?.classList.add("active");
+    list.setAttribute("aria-activedescendant", `${id}-${active}`);
+  };
+  const scrollTo = (place) => {
+    list.scrollTop = place;
+    top = list.scrollTop;
     show();
   };
-  const choose = (i) => {
-    active = i;
-    open(i);
+  /** Bring the active row into view: to an edge, or to the middle where it is far. */
+  const reveal = (toMiddle = false) => {
+    const above = active * rowHeight;
+    const isSeen = above >= top && above + rowHeight <= top + height;
+    if (isSeen || !height) show();
+    else if (toMiddle) scrollTo(above - height / 2);
+    else scrollTo(above < top ? above : above + rowHeight - height);
   };
-  list.addEventListener("scroll", show, { passive: true });
+  const fill = (n, picked, keep = false) => {
+    count = n;
+    chosen = picked;
+    active = Math.max(0, picked >= 0 || !keep ? picked : Math.min(active, count - 1));
+    inner.style.setProperty("height", `${count * rowHeight}px`);
+    inner.replaceChildren();
+    rows.clear();
+    if (!keep && top) {
+      list.scrollTop = 0;
+      top = 0;
+    }
+    if (picked >= 0 && !keep) reveal(true);
+    else show();
+  };
+  const choose = (picked) => {
+    rows.get(chosen)?.setAttribute("aria-selected", "false");
+    chosen = picked;
+    rows.get(chosen)?.setAttribute("aria-selected", "true");
+    if (picked < 0) return;
+    activate(picked);
+    reveal(true);
+  };
+  list.addEventListener(
+    "scroll",
+    () => {
+      top = list.scrollTop;
+      show();
+    },
+    { passive: true },
+  );
   list.addEventListener("keydown", (event) => {
-    const page = Math.max(1, Math.floor(list.clientHeight / rowHeight) - 1);
+    const page = Math.max(1, Math.floor(height / rowHeight) - 1);
     const moves = {
       ArrowDown: active + 1,
       ArrowUp: active - 1,
@@ -422,16 +487,20 @@ report.list = function ({ id, label, count, rowHeight, draw, open, chosen = -1 }
       End: count - 1,
     };
     if (event.key in moves) {
-      active = Math.min(count - 1, Math.max(0, moves[event.key]));
+      if (count) activate(Math.min(count - 1, Math.max(0, moves[event.key])));
       reveal();
       event.preventDefault();
     } else if (event.key === "Enter" && count) {
-      choose(active);
+      open(active);
       event.preventDefault();
     }
   });
-  new ResizeObserver(show).observe(list);
-  requestAnimationFrame(() => reveal(chosen >= 0));
-  show();
-  return list;
+  new ResizeObserver(() => {
+    const isFirst = !height;
+    height = list.clientHeight;
+    top = list.scrollTop;
+    if (isFirst && chosen >= 0) reveal(true);
+    else show();
+  }).observe(list);
+  return { element: list, fill, choose };
 };

@@ -114,7 +114,8 @@ report.tags = function (call) {
   if (call.repeated) tag("repeated");
   if (call.garbled) tag("garbled", "bad");
   if (call.copied) tag("copies an earlier reply");
-  if (report.isFalse(call.heard) && !call.acts) tag("in no later prompt");
+  // Nobody can read a candidate that the episode did not go on with.
+  if (report.isFalse(call.heard) && !call.acts && !report.isFalse(call.committed)) tag("in no later prompt");
   if (call.depth) tag(`sub-agent, depth ${call.depth}`);
   if (call.dropped_context) tag(`${call.dropped_context} entries left out of the prompt`);
   if (call.request?.rewritten) tag(`rendered anew: ${call.request.rewritten}`, "bad");

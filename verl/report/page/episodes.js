@@ -34,21 +34,74 @@ report.flatGroups = function (run) {
   return run.flat;
 };
 
-/** What a text is searched in, by episode: task, answer, failure and actions in lower case. */
-report.haystacks = function (run) {
-  if (run.haystacks) return run.haystacks;
-  const [task, answer, failure] = ["task_id", "answer", "failure"].map((name) =>
-    report.column(run.episodes, name),
-  );
+/** The texts of a column in lower case, one after the other. */
+report.joinedTexts = function (column) {
+  const text = column.join("\n");
+  let lower = text.toLowerCase();
+  let parts = column;
+  if (lower.length !== text.length) {
+    // A few capitals have two characters in lower case, which moves the places after them.
+    parts = column.map((value) => String(value ?? "").toLowerCase());
+    lower = parts.join("\n");
+  }
+  return { text: lower, parts, ends: null };
+};
+
+/** Place where each of some texts ends, if they stand one after the other with a character between them. */
+report.endsOf = function (parts) {
+  const ends = new Float64Array(parts.length);
+  let place = 0;
+  for (let i = 0; i < parts.length; i++) {
+    const part = parts[i];
+    place += (typeof part === "string" ? part.length : String(part ?? "").length) + 1;
+    ends[i] = place;
+  }
+  return ends;
+};
+
+/** Numbers of the rows of a table in whose column a text is, which is in lower case. */
+report.searchColumn = function (run, table, name, wanted) {
+  const column = run[table]?.[name];
+  if (!Array.isArray(column)) {
+    const isThere = String(column?.all ?? "")
+      .toLowerCase()
+      .includes(wanted);
+    return isThere ? Array.from({ length: report.count(run[table]) }, (_, i) => i) : [];
+  }
+  // One search in one long text: a search in each of thousands of texts takes ten times as long.
+  const joined = ((run.searched ??= {})[name] ??= report.joinedTexts(column));
+  const rows = [];
+  let at = joined.text.indexOf(wanted);
+  if (at < 0) return rows;
+  const { text } = joined;
+  const ends = (joined.ends ??= report.endsOf(joined.parts));
+  let i = 0;
+  while (at >= 0 && i < ends.length) {
+    while (ends[i] <= at) i++;
+    const isInside = at + wanted.length < ends[i];
+    if (isInside) rows.push(i);
+    at = text.indexOf(wanted, isInside ? ends[i] : at + 1);
+  }
+  return rows;
+};
+
+/** Numbers of the episodes of which task, answer, failure or an action contains a text, in any case. */
+report.searchEpisodes = function (run, text) {
+  const wanted = text.toLowerCase();
+  const count = report.count(run.episodes);
+  const isFit = new Uint8Array(count);
+  for (const name of ["task_id", "answer", "failure"])
+    for (const i of report.searchColumn(run, "episodes", name, wanted)) isFit[i] = 1;
   const first = report.column(run.episodes, "first_call");
-  const count = report.column(run.episodes, "calls");
-  const action = report.column(run.calls, "action");
-  run.haystacks = Array.from({ length: report.count(run.episodes) }, (_, i) => {
-    let text = `${task(i)}\n${answer(i) ?? ""}\n${failure(i) ?? ""}`;
-    for (let call = first(i); call < first(i) + count(i); call++) text += `\n${action(call) ?? ""}`;
-    return text.toLowerCase();
-  });
-  return run.haystacks;
+  const length = report.column(run.episodes, "calls");
+  let i = 0;
+  for (const call of report.searchColumn(run, "calls", "action", wanted)) {
+    while (i < count && first(i) + length(i) <= call) i++;
+    if (i < count) isFit[i] = 1;
+  }
+  const numbers = [];
+  for (let episode = 0; episode < count; episode++) if (isFit[episode]) numbers.push(episode);
+  return numbers;
 };
 
 /** Numbers of the episodes that the filters of the state let through, in the order it asks for. */
@@ -62,7 +115,7 @@ report.filterEpisodes = function (run, state) {
   if (state.step) tests.push((i) => step(i) === Number(state.step));
   if (state.uid) tests.push((i) => uid(i) === state.uid);
   if (state.result === "success") tests.push((i) => !failure(i) && success(i) > 0);
-  if (state.result === "wrong") tests.push((i) => !failure(i) && !(success(i) > 0));
+  if (state.result === "wrong") tests.push((i) => !failure(i) && success(i) !== null && !(success(i) > 0));
   if (state.result === "failed") tests.push((i) => Boolean(failure(i)));
   if (state.result === "left") tests.push((i) => Boolean(leftOut(i)));
   if (state.result === "silent") tests.push((i) => report.flatGroups(run).has(uid(i)));
@@ -70,13 +123,10 @@ report.filterEpisodes = function (run, state) {
     const shown = new Set(run.alarms.find((alarm) => String(alarm.number) === state.alarm)?.episodes ?? []);
     tests.push((i) => shown.has(i));
   }
-  if (state.text) {
-    const wanted = state.text.toLowerCase();
-    const haystacks = report.haystacks(run);
-    tests.push((i) => haystacks[i].includes(wanted));
-  }
-  const numbers = [];
-  for (let i = 0; i < report.count(run.episodes); i++) if (tests.every((test) => test(i))) numbers.push(i);
+  let numbers = state.text
+    ? report.searchEpisodes(run, state.text)
+    : Array.from({ length: report.count(run.episodes) }, (_, i) => i);
+  for (const test of tests) numbers = numbers.filter(test);
   if (state.sort === "low") numbers.sort((a, b) => (reward(a) ?? 0) - (reward(b) ?? 0));
   if (state.sort === "high") numbers.sort((a, b) => (reward(b) ?? 0) - (reward(a) ?? 0));
   if (state.sort === "long") numbers.sort((a, b) => length(b) - length(a));
@@ -124,88 +174,141 @@ report.episodeRow = function (run, i) {
   ];
 };
 
-report.drawFilters = function (run, state) {
-  const steps = [...new Set(Array.isArray(run.episodes.step) ? run.episodes.step : [run.episodes.step?.all])]
-    .filter(report.isNumber)
-    .sort((a, b) => a - b);
-  const set = (name) => (value) => report.go({ [name]: value, episode: null, call: null }, true);
-  const narrowed = state.uid || state.alarm;
-  return report.el(
-    "div",
-    { class: "filters", role: "search" },
-    report.select(
-      "split",
-      "Split",
-      [
-        ["", "both"],
-        ["train", "training"],
-        ["val", "validation"],
-      ],
-      state.split,
-      set("split"),
-    ),
-    report.select(
-      "step",
-      "Step",
-      [["", "all steps"], ...steps.map((s) => [String(s), `step ${s}`])],
-      state.step,
-      set("step"),
-    ),
-    report.select("result", "Result", report.RESULTS, state.result, set("result")),
-    report.select("sort", "Order", report.ORDERS, state.sort, set("sort")),
-    report.textField("text", "Task, answer or action contains", state.text, set("text")),
-    narrowed
-      ? report.el(
-          "a",
-          { class: "chip", href: report.address({ uid: null, alarm: null }) },
-          state.uid ? "one group only \u00d7" : `alarm ${state.alarm} only \u00d7`,
-        )
-      : null,
-  );
+/** Steps of which there are episodes, in order. */
+report.episodeSteps = function (run) {
+  const step = report.column(run.episodes, "step");
+  const steps = new Set();
+  let last = null;
+  for (let i = 0; i < report.count(run.episodes); i++) {
+    // Episodes of a step lie together.
+    if (step(i) !== last) steps.add((last = step(i)));
+  }
+  return [...steps].filter(report.isNumber).sort((a, b) => a - b);
 };
 
-report.drawEpisodes = function (run, state) {
-  const count = report.count(run.episodes);
-  if (!count)
-    return [
-      report.el("h2", {}, "Episodes"),
-      report.el("p", {}, "The run has no trajectories (trainer.log_trajectories=0, or no step is complete)."),
-    ];
-  const numbers = report.filterEpisodes(run, state);
-  report.listed = numbers;
-  const open = state.episode === undefined ? -1 : Number(state.episode);
+report.FILTERS = ["split", "step", "result", "sort", "text", "uid", "alarm"];
+
+/** The filters, and a function that lets them show a state. */
+report.makeFilters = function (run, state) {
+  const set = (name) => (value) => report.go({ [name]: value, episode: null, call: null }, true);
+  const splits = [
+    ["", "both"],
+    ["train", "training"],
+    ["val", "validation"],
+  ];
+  const field = {
+    split: report.select("split", "Split", splits, state.split, set("split")),
+    step: report.select("step", "Step", [["", "all steps"]], "", set("step")),
+    result: report.select("result", "Result", report.RESULTS, state.result, set("result")),
+    sort: report.select("sort", "Order", report.ORDERS, state.sort, set("sort")),
+    text: report.textField("text", "Task, answer or action contains", state.text, set("text")),
+  };
+  const chip = report.el("span", {});
+  const steps = field.step.lastChild;
+  const shown = { text: state.text };
+  const option = (step) => report.el("option", { value: step }, `step ${step}`);
+  // Thousands of steps would be laid out for nothing, so they are there when somebody turns to the field.
+  const addSteps = () => {
+    const all = report.episodeSteps(run);
+    if (steps.length === all.length + 1) return;
+    const chosen = steps.value;
+    steps.replaceChildren(steps.firstChild, ...all.map(option));
+    steps.value = chosen;
+  };
+  for (const event of ["focus", "pointerdown"]) steps.addEventListener(event, addSteps);
+  const show = (now) => {
+    const isThere = [...steps.options].some((entry) => entry.value === (now.step ?? ""));
+    if (!isThere) steps.append(option(now.step));
+    for (const name of ["split", "step", "result", "sort"]) field[name].lastChild.value = now[name] ?? "";
+    // A reader may be typing: the field changes only where the address does.
+    if (now.text !== shown.text && field.text.lastChild.value !== now.text)
+      field.text.lastChild.value = now.text ?? "";
+    shown.text = now.text;
+    const narrowed = now.uid ? "one group only \u00d7" : now.alarm ? `alarm ${now.alarm} only \u00d7` : null;
+    const everything = { class: "chip", href: report.address({ uid: null, alarm: null }) };
+    chip.hidden = !narrowed;
+    chip.replaceChildren(report.el("a", everything, narrowed));
+  };
+  const element = report.el("div", { class: "filters", role: "search" }, Object.values(field), chip);
+  return { element, show };
+};
+
+/** What the page of a run consists of, and a function that lets it show a state. */
+report.makeEpisodes = function (run, state) {
+  const filters = report.makeFilters(run, state);
+  const status = report.el("p", { class: "quiet", role: "status" });
   const list = report.list({
     id: "episodes",
     label: "Episodes",
-    count: numbers.length,
     rowHeight: 34,
-    chosen: numbers.indexOf(open),
-    draw: (row) => report.episodeRow(run, numbers[row]),
-    open: (row) => report.go({ episode: numbers[row], call: null }),
+    draw: (row) => report.episodeRow(run, report.listed[row]),
+    open: (row) => report.go({ episode: report.listed[row], call: null }),
   });
-  const successes = numbers.filter((i) => report.value(run.episodes, "success", i) > 0).length;
+  let detail = report.el("section");
   const left = report.el(
     "section",
     { class: "side", "aria-label": "List of episodes" },
     report.el("h2", {}, "Episodes"),
-    report.drawFilters(run, state),
-    report.el(
-      "p",
-      { class: "quiet", role: "status" },
-      `${report.integer(numbers.length)} of ${report.integer(count)}, ` +
-        `${report.integer(successes)} with success`,
-    ),
-    list,
+    filters.element,
+    status,
+    list.element,
   );
-  const exists = open >= 0 && open < count;
-  const right = report.detail ?? report.el(
-    "section",
-    { class: "detail", id: "detail", "aria-label": "The episode" },
-    exists
-      ? report.drawEpisode(run, open, state)
-      : report.el("p", { class: "quiet hint" }, "Choose an episode: arrow keys and Enter, or a click."),
-  );
-  return [report.el("div", { class: exists ? "split opened" : "split" }, left, right)];
+  const element = report.el("div", {}, left, detail);
+  const shown = {};
+  const showList = (now, open) => {
+    const filter = report.FILTERS.map((name) => now[name] ?? "").join("\n");
+    const isSame = filter === shown.filter;
+    if (isSame && shown.episodes === run.episodes) {
+      list.choose(report.listed.indexOf(open));
+      return;
+    }
+    const numbers = report.filterEpisodes(run, now);
+    const success = report.column(run.episodes, "success");
+    const solved = numbers.reduce((sum, i) => sum + (success(i) > 0), 0);
+    const isJudged = numbers.some((i) => success(i) !== null);
+    report.listed = numbers;
+    status.textContent =
+      `${report.integer(numbers.length)} of ${report.integer(report.count(run.episodes))}` +
+      (isJudged ? `, ${report.integer(solved)} with success` : "");
+    list.fill(numbers.length, numbers.indexOf(open), isSame);
+    Object.assign(shown, { filter, episodes: run.episodes });
+  };
+  const showDetail = (now, open, exists) => {
+    const place = `${now.episode}\n${now.call}`;
+    if (place === shown.place && !report.isStale) return;
+    shown.place = place;
+    const section = report.el(
+      "section",
+      { class: "detail", id: "detail", "aria-label": "The episode" },
+      exists
+        ? report.drawEpisode(run, open, now)
+        : report.el("p", { class: "quiet hint" }, "Choose an episode: arrow keys and Enter, or a click."),
+    );
+    detail.replaceWith(section);
+    detail = section;
+  };
+  const show = (now) => {
+    const open = now.episode === undefined ? -1 : Number(now.episode);
+    const exists = open >= 0 && open < report.count(run.episodes);
+    filters.show(now);
+    showList(now, open);
+    showDetail(now, open, exists);
+    element.className = exists ? "split opened" : "split";
+  };
+  return { run, element, show };
+};
+
+report.drawEpisodes = function (run, state) {
+  if (!report.count(run.episodes))
+    return [
+      report.el("h2", {}, "Episodes"),
+      report.el("p", {}, "The run has no trajectories (trainer.log_trajectories=0, or no step is complete)."),
+    ];
+  // While it stands, list and filters stay as they are, so typing goes on and nothing unfolded is folded.
+  const page = report.episodesPage;
+  if (page?.run !== run || !page.element.isConnected) report.episodesPage = report.makeEpisodes(run, state);
+  report.episodesPage.show(state);
+  return [report.episodesPage.element];
 };
 
 report.stepEpisode = function (by) {
@@ -385,10 +488,11 @@ report.fillEpisode = async function (run, i, row, body, state) {
 
 /** Lanes, world, conversations and dialogue of an episode, and what its environment reported. */
 report.episodeParts = function (run, row, calls, texts, strings) {
+  const last = new Map(calls.filter((call) => !call.unheard).map((call) => [call.turn, call.call]));
   calls.forEach((call, j) => {
     report.addTexts(call, texts?.calls?.[j], strings);
-    // The last call of a turn speaks to the world, not to an agent.
-    call.acts = calls[j + 1]?.turn !== call.turn;
+    // The last call of a turn, each of its candidates, speaks to the world, not to an agent.
+    call.acts = call.call === last.get(call.turn);
   });
   if (row.split === "train") report.addCredit(run, row.step, calls);
   const parts = [

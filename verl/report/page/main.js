@@ -49,22 +49,28 @@ report.drawHeader = function (run) {
       ),
     );
   }
-  document.getElementById("pages").replaceChildren(
-    ...report.PAGES.map((page) =>
-      report.el(
-        "a",
-        {
-          id: `page-${page.name}`,
-          href: `#/${page.name}?run=${report.state.run ?? 0}`,
-          "aria-current": page.name === report.state.page ? "page" : null,
-        },
-        page.title,
+  const page = report.PAGES.find((p) => p.name === report.state.page);
+  report.drawPages(page);
+  const title = report.visible(`${run.name} \u2013 ${page.title}`);
+  if (document.title !== title) document.title = title;
+};
+
+/** Links to the pages, of which one is shown. */
+report.drawPages = function (shown) {
+  const links = document.getElementById("pages");
+  const run = String(report.state.run ?? 0);
+  if (links.dataset.run !== run) {
+    links.dataset.run = run;
+    links.replaceChildren(
+      ...report.PAGES.map(({ name, title }) =>
+        report.el("a", { id: `page-${name}`, href: `#/${name}?run=${run}` }, title),
       ),
-    ),
-  );
-  document.title = report.visible(
-    `${run.name} \u2013 ${report.PAGES.find((p) => p.name === report.state.page).title}`,
-  );
+    );
+  }
+  for (const link of links.children) {
+    if (link.id === `page-${shown.name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
 };
 
 report.drawFoot = function () {
@@ -95,16 +101,15 @@ report.draw = function () {
     return;
   }
   const focus = document.activeElement?.id;
-  const lists = [...main.querySelectorAll(".list")].map((list) => [list.id, list.scrollTop]);
   const page = report.PAGES.find((p) => p.name === report.state.page);
   report.drawHeader(run);
-  report.drawFoot();
   main.className = page.name;
-  main.replaceChildren(...report.drawn(() => report[page.draw](run, report.state)));
-  for (const [id, top] of lists) document.getElementById(id)?.scrollTo(0, top);
+  const parts = report.drawn(() => report[page.draw](run, report.state));
+  const isThere = parts.length === main.childNodes.length && parts.every((part, i) => part === main.childNodes[i]);
+  if (!isThere) main.replaceChildren(...parts);
   if (before?.page !== report.state.page) scrollTo(0, 0);
   const element = focus ? document.getElementById(focus) : null;
-  if (element) {
+  if (element && element !== document.activeElement) {
     element.focus({ preventScroll: true });
     if (element.type === "search") element.setSelectionRange(element.value.length, element.value.length);
   }
@@ -150,14 +155,15 @@ report.refresh = async function (changed) {
     if (end !== report.count(run.calls)) report.index = await report.fetchJson("index");
   }
   report.index.built = Date.now() / 1000;
+  report.drawFoot();
   // What pages have computed of the runs before.
   for (const run of report.index.runs)
-    for (const name of ["silent", "flat", "paths", "haystacks"]) delete run[name];
+    for (const name of ["silent", "flat", "paths", "searched"]) delete run[name];
   // Of the episode that is open only its credit comes later; drawn anew, it would fold what its reader has opened.
   const isSame = before === report.index && report.creditOfOpen() === credit;
-  report.detail = isSame ? document.getElementById("detail") : null;
+  report.isStale = !isSame;
   report.draw();
-  report.detail = null;
+  report.isStale = false;
 };
 
 /** Whether the step of the episode that is open has credit. */
@@ -224,7 +230,10 @@ report.bench = {
 };
 
 report.start = async function () {
-  addEventListener("hashchange", report.draw);
+  addEventListener("hashchange", () => {
+    delete report.drawnAddress;
+    report.draw();
+  });
   document.addEventListener("keydown", report.onKey);
   document.getElementById("skip").addEventListener("click", () => document.getElementById("main").focus());
   // Without an icon a browser asks the server of `watch` for one, which the policy of the page refuses.
@@ -232,6 +241,7 @@ report.start = async function () {
   try {
     await report.load();
     report.draw();
+    report.drawFoot();
     requestAnimationFrame(() => performance.mark("report:painted"));
     if (report.index.live) report.follow();
   } catch (error) {
