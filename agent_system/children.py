@@ -236,15 +236,26 @@ class ToolCaller:
             self._waves.leave()
 
 
+def check_limits(what: str, most: int, depth: int) -> None:
+    """Raise AgentSystemError for a number or depth of children that is out of range.
+
+    Args:
+        what: has these limits: spawn or delegate.
+        most: largest number of children.
+        depth: their largest depth.
+    """
+    if not (1 <= most <= MOST_CHILDREN and 1 <= depth <= MAX_DEPTH):
+        raise AgentSystemError(
+            f"{what}: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, found "
+            f"most={most} and depth={depth}"
+        )
+
+
 def _check(tasks: Sequence[str], most: int, limit: int, level: int, is_again: bool) -> None:
     if isinstance(tasks, str):
         raise AgentSystemError("spawn needs a list of tasks, found one text; see task_lines")
     if is_again:
         raise AgentSystemError("spawn: a child has the depth limit of its own spawn; leave depth out")
-    if not (1 <= most <= MOST_CHILDREN and 1 <= limit <= MAX_DEPTH):
-        raise AgentSystemError(
-            f"spawn: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, found "
-            f"most={most} and depth={limit}"
-        )
+    check_limits("spawn", most, limit)
     if level > limit:
         raise AgentSystemError(f"a child at depth {limit}, the limit, cannot spawn; look at may_spawn")

@@ -62,8 +62,8 @@ from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defau
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import Engines, for_serving, serve_adapters, serving_plan, serving_team
+from verl.trainer.ppo.controller import resolve_device
+from verl.trainer.serving import Engines, for_serving, running_engines, serve_adapters, serving_plan
 from verl.utils.accuracy import wilson_interval
 from verl.utils.disk import writing
 from verl.utils.names import slug, value_at
@@ -251,17 +251,12 @@ class SearchEngines:
         if self._clients is not None:
             return self._clients
         with ExitStack() as started:
-            controller = build_controller(self.config)
-            started.callback(controller.shutdown)
-            team = serving_team(self.config, self.plan, controller, Engines(name="", slots=None))
-            started.callback(team.shutdown)
-            team.start()
-            team.init_model(1)
+            engines = Engines(name="", slots=None)
+            team = started.enter_context(running_engines(self.config, self.plan, engines))
             self._clients = team.engines.clients
             if self.adapters:
                 serve_adapters({slug(role): path for role, path in self.adapters.items()}, self.plan, team)
-                # a restarted one lacks the adapters
-                self._clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+                self._clients = team.engines.serving_clients()
             self._started = started.pop_all()
         return self._clients
 

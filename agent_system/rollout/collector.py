@@ -157,34 +157,11 @@ class Collector:
                 support tree sampling, the orchestra rejects the team, or a reward function cannot
                 be loaded or called.
         """
+        _check_team(orchestra, agents, env, bindings, settings)
         if settings.tree is not None:
-            # of tree sampling alone
-            from agent_system.rollout.tied_candidates import TiedCandidateMonitor
-            from agent_system.rollout.tree_call import check_tree_env
+            from agent_system.rollout.tied_candidates import TiedCandidateMonitor  # of trees alone
 
-            check_tree_env(env.cls, settings.reward)
             self._tied_candidates = TiedCandidateMonitor(env.cls)
-        orchestra.check_agents(
-            {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
-        )
-        missing = [a for a in orchestra.agents if a not in bindings]
-        if missing:
-            raise AgentSystemError(
-                f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
-                f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
-            )
-        orchestra.check(agents, env.make, forks=settings.tree is not None)
-        if issubclass(orchestra.memory_class, SummaryMemory):
-            raise AgentSystemError(
-                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
-                "which an agent writes; make it the memory_class of an agent"
-            )
-        if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
-            from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
-
-            check_tool_agents(
-                agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
-            )
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
@@ -525,6 +502,41 @@ class Collector:
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
         return EnvCaller(self.env.make(seed), threads) if self._workers is None else self._workers.env(seed)
+
+
+def _check_team(
+    orchestra: BaseOrchestra,
+    agents: Mapping[str, BaseAgent],
+    env: EnvFactory,
+    bindings: Mapping[str, AgentBinding | RemoteBinding],
+    settings: CollectorSettings,
+) -> None:
+    """Raise AgentSystemError for agents, an orchestra and an environment that do not fit each other."""
+    if settings.tree is not None:
+        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
+
+        check_tree_env(env.cls, settings.reward)
+    orchestra.check_agents(
+        {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
+    )
+    missing = [a for a in orchestra.agents if a not in bindings]
+    if missing:
+        raise AgentSystemError(
+            f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
+            f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
+        )
+    orchestra.check(agents, env.make, forks=settings.tree is not None)
+    if issubclass(orchestra.memory_class, SummaryMemory):
+        raise AgentSystemError(
+            f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
+            "which an agent writes; make it the memory_class of an agent"
+        )
+    if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
+        from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
+
+        check_tool_agents(
+            agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
+        )
 
 
 def _runtimes(

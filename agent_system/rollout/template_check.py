@@ -16,6 +16,7 @@ from agent_system.rollout.tokens import encode_all
 from verl.protocol.generate import Generation
 from verl.protocol.template_time import TEMPLATE_TIME, shows_time
 from verl.protocol.turns import turn_end_ids
+from verl.utils.names import error_line
 
 _ASKED = {"role": "user", "content": "zq question"}
 _MORE = {"role": "user", "content": "zq more"}
@@ -140,7 +141,7 @@ def _rewritten(
         alone = chat.render([_ASKED, reply_message], tools, prompt=False)
         whole = chat.render([_ASKED, reply_message, more], tools)
     except Exception as error:  # a template may raise anything for a conversation that it does not show
-        return f"{type(error).__name__}: {_line(error)}"
+        return error_line(error, typed=True, most=120)
     text = alone[len(prompt) :]
     if not alone.startswith(prompt):  # the prompt begins thinking that the template then leaves out
         text = f"zq thought{chat.marks.trail}{chat.marks.end}{chat.marks.gap}{_ANSWER}{chat.after}"
@@ -156,7 +157,3 @@ def _rewritten(
         .after(first, reply, whole)
         .rewritten
     )
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:120] if str(error).strip() else ""

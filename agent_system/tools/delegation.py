@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import BaseAgent
-from agent_system.children import LONGEST_TASK, MAX_DEPTH, MOST_CHILDREN, ToolCaller
+from agent_system.children import LONGEST_TASK, ToolCaller, check_limits
 from agent_system.errors import AgentSystemError
 from agent_system.tools.tool import Tool, ToolError, make_tool
 from verl.utils.names import did_you_mean
@@ -94,11 +94,7 @@ def delegate(agent_id: str, *, most: int = 4, depth: int = 1) -> DelegateTool:
     Raises:
         AgentSystemError: a limit is out of range.
     """
-    if not (1 <= most <= MOST_CHILDREN and 1 <= depth <= MAX_DEPTH):
-        raise AgentSystemError(
-            f"delegate: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, "
-            f"found most={most} and depth={depth}"
-        )
+    check_limits("delegate", most, depth)
     return _make(agent_id, most, depth)
 
 

@@ -16,6 +16,7 @@ from verl.models.loader import (
 )
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.models.saving import save_language_model
+from verl.utils.names import error_line
 
 TOKENS = 24
 BOUND = 1e-4  # the same tensors in the same code give the same bits; a buffer that is computed anew may round
@@ -53,7 +54,7 @@ def export_difference(config: Any) -> float:
                 **own_code_options(config),
             )
         except Exception as error:  # code of a model may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+            reason = error_line(error, most=LONGEST_REASON)
             raise ModelPathError(
                 f"transformers does not read back an export of {config.model_type} ({reason}); "
                 f"{WITH_ADAPTERS}"

@@ -33,6 +33,7 @@ from verl.models.shrink import (
     width_changes,
     window_changes,
 )
+from verl.utils.names import error_line
 
 SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
 PREFIX_LAYERS = 12
@@ -212,7 +213,7 @@ class _Search:
         try:
             error = _run(config)
         except Exception as failure:  # code of any model
-            error = f"{type(failure).__name__}: {(str(failure).strip() or 'no message').splitlines()[0]}"
+            error = error_line(failure, typed=True)
         self.error = self.error or error
         return not error
 

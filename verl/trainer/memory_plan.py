@@ -33,6 +33,7 @@ from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import cluster_address
 from verl.utils.host_memory import free_memory
+from verl.utils.names import error_line
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.head_check import choose_head
 from verl.workers.engine.head_scores import LogitMap
@@ -285,7 +286,7 @@ class _Model:
             self.fixed()
             self._training(bool(self.own.model.enable_gradient_checkpointing)).of_pass(self._wanted())
         except Exception as error:  # code of any model may raise anything, and some operations need numbers
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = error_line(error)
             logger.warning(
                 "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens "
                 "unless %s is set",

@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 from verl.utils.host_memory import note_of_kills
+from verl.utils.names import error_line
 
 # How long to wait, after an error of one rank, for the death of another: if a rank dies in a
 # collective, the lost connections of its peers are often reported first.
@@ -144,7 +145,7 @@ class RayPendingResults(PendingResults):
         )
 
     def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
-        last = str(error).strip().splitlines()[-1]
+        last = error_line(error, last=True)
         return ArgumentLostError(
             f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because "
             f"the worker that held it died: {last}"

@@ -25,8 +25,8 @@ LONGEST_NAME = 160
 
 
 def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -> dict[str, AgentPlan]:
-    """Return agent -> the row whose policy generates its replies: its own, unless
-    `agent.role_policies` names another.
+    """Return agent -> the row whose policy generates its replies: the one that `agent.role_policies`
+    names, or its own.
 
     Args:
         agent: keys under `agent`.
@@ -39,8 +39,6 @@ def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -
     """
     own_rows = {row.agent_id: row for row in agents}
     role_policies = agent.role_policies
-    if not role_policies:
-        return own_rows
     setting = _shown(role_policies)
     if trains:
         raise ConfigError(
@@ -75,16 +73,14 @@ def output_dir(
     run_dir: Path,
     checkpoint: Path | None,
 ) -> Path:
-    """Return the output folder: `run_dir`, or with swapped roles
+    """Return the output folder of an evaluation with swapped roles,
     `run_dir/swapped/<agent>-<policy>+...`, so that no file is overwritten.
 
-    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. With
-    swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
-    ConfigError if there is no checkpoint and the exchanged policies are the same model.
+    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. The
+    checkpoint is written to `trainer`, which is saved in that folder. Raises ConfigError if there
+    is no checkpoint and the exchanged policies are the same model.
     """
     swapped = _swapped(rows, agents)
-    if not swapped:
-        return run_dir
     if checkpoint is not None:
         trainer.resume_mode = str(checkpoint)
     elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):

@@ -145,6 +145,12 @@ class TeamEngines:
                 self._send_weights(wg_id, by_group(self._learners, self._learners)[wg_id])
         return self._client(wg_id)
 
+    def serving_clients(self) -> dict[str, RolloutClient]:
+        """Return clients that replace no engine that dies, by worker group: without policy workers
+        a new one would not get the weights that were sent to it.
+        """
+        return {wg_id: client.serving for wg_id, client in self.clients.items()}
+
     def free_caches(self) -> None:
         """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`);
         `sync_weights` allocates them again.

@@ -13,6 +13,7 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.lora import LoraSpec, LoraTargetError, head_of, lora_targets
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
+from verl.utils.names import error_line
 from verl.workers.engine.forward import score_tokens
 from verl.workers.engine.head_call import head_replaced, linear_head
 from verl.workers.engine.head_scores import IDENTITY, LogitMap
@@ -95,8 +96,8 @@ def _choose(config: Any) -> HeadChoice:
             return HeadChoice(None, "what it makes of its head's output is neither a known scale nor a cap")
         difference = _difference(model, logit_map)
     except Exception as error:  # code of a model may raise anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        return HeadChoice(None, f"it does not run with scores in place of logits ({first})")
+        reason = error_line(error, most=200)
+        return HeadChoice(None, f"it does not run with scores in place of logits ({reason})")
     if not difference < FP32_BOUND:
         return HeadChoice(None, f"log-probs or their gradients would differ by up to {difference:.2g}")
     return HeadChoice(logit_map)

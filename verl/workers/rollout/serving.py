@@ -21,6 +21,7 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.protocol.generate import RolloutError
+from verl.utils.names import error_line
 from verl.workers.rollout.chunks import compute_texts
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.rows import RowModel
@@ -223,13 +224,9 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         last = len(below.prompts) - 1
         (alone,) = _serve(serving_model, below, [last], TOKENS_ALONE, SLOTS)
     except Exception as error:  # the code of any model may raise anything
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        failure = (
-            first_line
-            if isinstance(error, RolloutError)
-            else f"its forward pass fails: {type(error).__name__}: {first_line}"
-        )
-        return _Outcome(error=failure)
+        if isinstance(error, RolloutError):
+            return _Outcome(error=error_line(error))
+        return _Outcome(error=f"its forward pass fails: {error_line(error, typed=True)}")
     return _Outcome(
         max(_gap(a, b) for a, b in zip(first, below.expected, strict=True)),
         max(_gap(a, b) for a, b in zip(second, beyond.expected, strict=True)),

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from verl.trainer.ppo.core_algos.checks import checked_weights
+
 # Codes of columns are combined into one int64; beyond this product they are renumbered in between.
 MAX_CODE = 2**62
 
@@ -133,11 +135,7 @@ def group_stats(
     n_groups = int(index.max(initial=-1)) + 1
     keep = np.ones(len(scores), dtype=bool) if valid is None else valid.astype(bool)
     if weights is not None:
-        weights = np.asarray(weights, dtype=np.float64)
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError(
-                f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}"
-            )
+        weights = checked_weights(weights)
         keep &= weights > 0
     # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the
     # mean.
