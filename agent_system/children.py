@@ -29,7 +29,8 @@ MOST_CHILDREN = 64  # of one call
 MAX_DEPTH = 8
 LONGEST_TASK = 4096  # characters
 CHILD_FIELDS = ("children", "left_out")
-TOO_LONG = "spawn/too_long"  # in the info of an episode: children whose prompts were too long
+# in the info of an episode: children whose prompts were too long
+TOO_LONG = "spawn/too_long"
 
 
 def task_lines(text: Any) -> list[str]:
@@ -230,7 +231,8 @@ class ToolCaller:
         branch = Branch(self._waves, self._waves.join(), self.depth, limit)
         context = replace(self.context, variables={"task": task}, step="", branch=branch, task=task)
         try:
-            await asyncio.sleep(0)  # the other tool calls of the reply join before the first wave
+            # the other tool calls of the reply join before the first wave
+            await asyncio.sleep(0)
             return await child_call(self.turn, agent_id, context)
         finally:
             self._waves.leave()

@@ -144,7 +144,8 @@ class _ThreadAlarms:
         error: BaseException | None = None
         try:
             handler(signal.SIGALRM, sys._current_frames().get(alarm.thread.ident or 0))
-        except BaseException as raised:  # whatever it is, it belongs to the thread that set the alarm
+        except BaseException as raised:
+            # whatever it is, it belongs to the thread that set the alarm
             error = raised
         with self.lock:
             if alarm.timer is not timer:

@@ -213,7 +213,8 @@ def _checkpoint(config: RunConfig, plan: RunPlan, run_dir: Path) -> Path | None:
     if "template_time" in state:
         TEMPLATE_TIME.restore(str(state["template_time"]))
     if not config.trainer.val_only:
-        from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint  # of runs that go on
+        # of runs that go on
+        from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 
         check_checkpoint(checkpoint, state, config.async_training, config.data)
     check_saved_models(checkpoint, plan)

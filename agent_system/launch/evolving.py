@@ -150,7 +150,8 @@ class EngineTeams:
     def _with_kept_replies(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
         """Return a binding whose replies are kept."""
         if isinstance(binding, RemoteBinding):
-            from agent_system.evolve.replay_api import ReplayEndpoint  # servers, which most runs do not have
+            # servers, which most runs do not have
+            from agent_system.evolve.replay_api import ReplayEndpoint
 
             return replace(binding, endpoint=ReplayEndpoint(binding.endpoint, self.memory))
         weights = self.engines.weights_of(binding.policy_id) if self.engines is not None else ""
@@ -158,7 +159,8 @@ class EngineTeams:
         return replace(
             binding,
             client=ReplayClient(binding.client, name, self.memory),
-            adapter=binding.adapter if weights else None,  # which without training is its base
+            # without training the adapter is its base
+            adapter=binding.adapter if weights else None,
         )
 
     @property

@@ -93,7 +93,8 @@ class ReplyScorer:
         self.settings = settings
         self._model = model
         self._limit_s = limit_s
-        pattern = settings.agents or ""  # that of the answers of episodes matches nobody
+        # that of the answers of episodes matches nobody
+        pattern = settings.agents or ""
         self._agents = {a for a in agent_ids if re.fullmatch(pattern, a) or re.fullmatch(pattern, slug(a))}
         if settings.scope == "call" and not self._agents:
             raise AgentSystemError(
@@ -222,7 +223,8 @@ class ReplyScorer:
         await self._model.close()
 
     async def _of_sample(self, sample: Sample, task: Task) -> float:
-        recorded_score = sample.reward_terms.get(TERM)  # a committed candidate of a tree
+        # a committed candidate of a tree
+        recorded_score = sample.reward_terms.get(TERM)
         last = sample.generations[-1]
         return (
             await self.of_reply(last.request.messages, last.text, task)
@@ -247,7 +249,8 @@ class ReplyScorer:
         else:
             self._counts["cache_hits"] += 1
         with self._stopped():
-            return await asyncio.shield(task)  # other episodes may wait for the same score
+            # other episodes may wait for the same score
+            return await asyncio.shield(task)
 
     async def _asked(self, conversation: ScoredConversation) -> float:
         kind = self.settings.kind

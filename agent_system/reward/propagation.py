@@ -124,7 +124,8 @@ def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfi
         )  # fmt: skip
     last_bad = np.zeros(chains.episode[-1] + 1, dtype=np.int64)
     np.maximum.at(last_bad, chains.episode[bad], chains.hop[bad])
-    cut = chains.hop < last_bad[chains.episode]  # a bad call comes after this one in the same episode
+    # a bad call comes after this one in the same episode
+    cut = chains.hop < last_bad[chains.episode]
     team = chains.team if fallback else np.where(cut, 0.0, chains.team)
     metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
     return PropagationResult(

@@ -55,7 +55,8 @@ _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
 _BLANKS = " a\n b\n\n  c\t1 23\n"  # as they may stand around any token
-_PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
+# forms that models without marks around calls mix
+_PLAIN = ("llama3", "llama3_builtin", "pythonic")
 
 
 _ANY_TOOL = OfferedTools()
@@ -629,7 +630,8 @@ class ChatTemplate:
         for offered in (tools,) if tools else (tools, TOOLS):
             try:
                 return self.raw(messages, offered, prompt)
-            except Exception:  # a template may raise anything for a conversation that it does not show
+            except Exception:
+                # a template may raise anything for a conversation that it does not show
                 continue
         return None
 

@@ -174,9 +174,11 @@ class Collector:
             bindings = with_shared_replies(bindings, settings.repeat_calls)
         self.runtimes = _runtimes(agents, bindings)
         for runtime in self.runtimes.values():
-            runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
+            # a state that cannot be copied is an error before a model loads
+            runtime.agent.fork()
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
-        self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
+        # of training and of validation, which count apart
+        self._models: dict[bool, ReplyScorer] = {}
         if reward_model is not None:
             # scores of a reward model, which most runs do not have
             from agent_system.reward.model import ReplyScorer
@@ -372,7 +374,8 @@ class Collector:
         player.check_left_out(episodes)
         self._warn_of_shared_state()
         settings = self.settings.for_validation() if validate else self.settings
-        result = await asyncio.to_thread(self._result, episodes, settings)  # other episodes go on
+        # other episodes go on
+        result = await asyncio.to_thread(self._result, episodes, settings)
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         # otherwise agents learn from the rewards of `step`, and from ties
@@ -388,13 +391,15 @@ class Collector:
 
     def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
         """Write episodes exactly, for a checkpoint."""
-        from agent_system.rollout.episode_store import save_episodes  # of asynchronous training alone
+        # of asynchronous training alone
+        from agent_system.rollout.episode_store import save_episodes
 
         save_episodes(episodes, folder)
 
     def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
         """Return the episodes of `save_episodes`."""
-        from agent_system.rollout.episode_store import load_episodes  # of asynchronous training alone
+        # of asynchronous training alone
+        from agent_system.rollout.episode_store import load_episodes
 
         return load_episodes(folder)
 
@@ -424,7 +429,8 @@ class Collector:
             records = share_rewards(records, settings.repeat_calls)
         prompts = None
         if settings.joint_prompt_length:
-            from agent_system.rollout.transcript import joint_prompts  # of critics of the whole team alone
+            # of critics of the whole team alone
+            from agent_system.rollout.transcript import joint_prompts
 
             local = [
                 runtime.binding

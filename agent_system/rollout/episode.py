@@ -135,7 +135,8 @@ class Episode:
         observation = await self.env.observation("reset", self.spec.task)
         self._begin(observation, 1, self._orchestra.memory_class(self.settings.history_length))
         if self.clock.times is not None and self.env.has_render:
-            from agent_system.rollout.states import StateRecord  # of environments that draw states alone
+            # of environments that draw states alone
+            from agent_system.rollout.states import StateRecord
 
             self._states = StateRecord()
             await self._states.add(self.env)

@@ -105,7 +105,8 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _agent_metrics(calls: Sequence[Sample], episodes: int) -> dict[str, float]:
-    samples = [s for s in calls if not s.identity.repeated]  # a reply that episodes share counts once
+    # a reply that episodes share counts once
+    samples = [s for s in calls if not s.identity.repeated]
     response = np.array([s.response_tokens for s in samples])
     prompt = np.array([s.prompt_tokens for s in samples])
     retries = [s.generation.retries for s in samples if isinstance(s.generation, RemoteGeneration)]
@@ -176,7 +177,8 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
     """
     if not branching:
         return {}
-    from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares  # of trees alone
+    # of trees alone
+    from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 
     calls = {
         key: call_candidates

@@ -71,6 +71,7 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     memory = turn.memory if (own_memory := call.runtime.agent.memory) is None else own_memory.at(text)
     # a copy costs as much as the whole prompt of a short text, so there is one for both
     call = replace(call, seen=observation, prompt=call.runtime.prompts.build(filled, entries, memory))
-    await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
+    # calls started together build their prompts before any of them gets a reply
+    await asyncio.sleep(0)
     episode.waiting_for = f"the reply of {call.label}"
     return call

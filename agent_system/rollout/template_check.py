@@ -140,10 +140,12 @@ def _rewritten(
         prompt = chat.render([_ASKED], tools)
         alone = chat.render([_ASKED, reply_message], tools, prompt=False)
         whole = chat.render([_ASKED, reply_message, more], tools)
-    except Exception as error:  # a template may raise anything for a conversation that it does not show
+    except Exception as error:
+        # a template may raise anything for a conversation that it does not show
         return error_line(error, typed=True, most=120)
     text = alone[len(prompt) :]
-    if not alone.startswith(prompt):  # the prompt begins thinking that the template then leaves out
+    # the prompt begins thinking that the template then leaves out
+    if not alone.startswith(prompt):
         text = f"zq thought{chat.marks.trail}{chat.marks.end}{chat.marks.gap}{_ANSWER}{chat.after}"
     ids = encode_all(chat.tokenizer, [text])[0]
     ends = turn_end_ids(chat.tokenizer, chat.kwargs)

@@ -216,7 +216,8 @@ def _blank_lines(parts: _Parts) -> re.Pattern[str] | None:
     first, *others = parts.steps
     if first.get("type") == "ByteLevel" and first.get("use_regex", True) and not others:
         if parts.normalizer and any(t.normalized for t in parts.added):
-            return None  # such a token is found only after normalization, so the pattern cannot exclude it
+            # such a token is found only after normalization, so the pattern cannot exclude it
+            return None
         added = "|".join(re.escape(t.content) for t in parts.added)
         return re.compile(_BEFORE_THE_LAST.format(added=added or "(?!)"))
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
@@ -253,7 +254,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     if not tokenizer.is_fast:
         return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     backend = tokenizer.backend_tokenizer
-    if backend.truncation is not None:  # left over from another user of this tokenizer object
+    # left over from another user of this tokenizer object
+    if backend.truncation is not None:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()

@@ -192,7 +192,8 @@ class ToolPromptBuilder(PromptBuilder):
     def _shown(self, messages: list[Message]) -> str:
         try:
             return self._template(messages)
-        except Exception as error:  # whatever a template raises for messages that it does not show
+        except Exception as error:
+            # whatever a template raises for messages that it does not show
             raise AgentSystemError(
                 f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their "
                 f"results: {error}; set data.apply_chat_template_kwargs.chat_template to one that "
@@ -260,7 +261,8 @@ class ToolPromptBuilder(PromptBuilder):
         return None if key is None else self.shown_tools.encode("utf-8", "surrogatepass") + b"\0" + key
 
     def _tools(self) -> list[Any]:
-        return list(self._clean_json(self.agent.schemas))  # a server of others may write special tokens
+        # a server of others may write special tokens
+        return list(self._clean_json(self.agent.schemas))
 
     def _template(self, messages: list[Message]) -> str:
         if not self._native:
@@ -354,7 +356,8 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             *(str(m["content"]) for m in results),
         )
         if branch is not None:
-            await branch.enter()  # a round has a number and reads the order of replies, as a call
+            # a round has a number and reads the order of replies, as a call
+            await branch.enter()
         numbers.append(caller.turn.number(call.runtime.role, branch))
         call = replace(
             call,
@@ -365,7 +368,8 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             prior_replies=episode.reply_count,
             seed=stable_seed(seed, "round", number + 1),
         )
-        await asyncio.sleep(0)  # as calls: rounds of a wave begin before any of them gets a reply
+        # as calls: rounds of a wave begin before any of them gets a reply
+        await asyncio.sleep(0)
         episode.waiting_for = f"the reply of {call.label}"
         restarted = anew
     return call, reply

@@ -21,7 +21,8 @@ from verl.utils.loop_thread import LoopThread
 T = TypeVar("T")
 MOST_LISTED = 10_000  # tools of a server
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
-LONGEST_LINE = 16 << 20  # bytes that a server writes to its standard output as one message
+# bytes that a server writes to its standard output as one message
+LONGEST_LINE = 16 << 20
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 

@@ -19,7 +19,8 @@ from verl.models.saving import save_language_model
 from verl.utils.names import error_line
 
 TOKENS = 24
-BOUND = 1e-4  # the same tensors in the same code give the same bits; a buffer that is computed anew may round
+# the same tensors in the same code give the same bits; a buffer that is computed anew may round
+BOUND = 1e-4
 LONGEST_REASON = 200
 WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are exported apart from the base"
 

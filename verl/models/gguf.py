@@ -326,7 +326,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
         config.head_dim = size
     classes: Any = AutoModelForCausalLM._model_mapping
     if type(config) in classes:
-        config.architectures = [classes[type(config)].__name__]  # vLLM chooses its class by it
+        # vLLM chooses its class by it
+        config.architectures = [classes[type(config)].__name__]
     if (
         factors := next((tensor for tensor in tensors if tensor.name == "rope_freqs.weight"), None)
     ) is not None:
@@ -443,7 +444,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     names = get_gguf_hf_weights_map(skeleton, processor)
     shards = _Shards(folder)
-    joined: dict[str, torch.Tensor] = {}  # tensors that a processor assembles from several of the file
+    # tensors that a processor assembles from several of the file
+    joined: dict[str, torch.Tensor] = {}
     unread = []
     for tensor in tensors:
         if tensor.name == "rope_freqs.weight":

@@ -33,12 +33,14 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         return frozenset()
 
     def rendered(conversation: Sequence[Mapping[str, Any]]) -> str:
-        for tools in (None, [_TOOL]):  # some templates show no conversation without tools
+        # some templates show no conversation without tools
+        for tools in (None, [_TOOL]):
             try:
                 return str(
                     tokenizer.apply_chat_template(list(conversation), tools=tools, tokenize=False, **kwargs)
                 )
-            except Exception:  # a template may raise anything for a conversation that it does not show
+            except Exception:
+                # a template may raise anything for a conversation that it does not show
                 continue
         return ""
 

@@ -128,7 +128,8 @@ def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
         reserved_bytes = sum(other.resident for other in others)
-        if processes > 1:  # groups in processes of their own may be busy at the same time
+        # groups in processes of their own may be busy at the same time
+        if processes > 1:
             reserved_bytes += sum(earlier_model.memory.transient for earlier_model in models[:number])
         model.choose(room - reserved_bytes)
     _fill(config.actor_rollout_ref, config.critic, plan, models)
@@ -253,7 +254,8 @@ class _Model:
         text = self._network.get_text_config()
         cache = self._cache(text, numbers) + self.slots * int(text.vocab_size) * SAMPLING_BYTES
         if self._device == "cpu" and rollout.name == "hf":
-            cache += training.parameters * numbers  # weights in another order, for products
+            # weights in another order, for products
+            cache += training.parameters * numbers
         gradients = training.trained * FP32 // self._ranks
         return GroupMemory(
             weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False
@@ -285,7 +287,8 @@ class _Model:
         try:
             self.fixed()
             self._training(bool(self.own.model.enable_gradient_checkpointing)).of_pass(self._wanted())
-        except Exception as error:  # code of any model may raise anything, and some operations need numbers
+        except Exception as error:
+            # code of any model may raise anything, and some operations need numbers
             reason = error_line(error)
             logger.warning(
                 "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens "

@@ -153,7 +153,8 @@ class RayPendingResults(PendingResults):
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:
         verb = "cannot be reached" if isinstance(error, ActorUnavailableError) else "died"
-        why = " ".join(str(error).split())  # Ray describes the actor in lines of their own
+        # Ray describes the actor in lines of their own
+        why = " ".join(str(error).split())
         return WorkerDiedError(
             f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {why}{note_of_kills()}"
         )

@@ -102,7 +102,8 @@ def resolve(config: RunConfig) -> RunPlan:
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     # The defaults contradict no other key.
     if config.async_training != AsyncTrainingConfig():
-        from verl.trainer.ppo.asynchronous.check_keys import check_async_training  # of these keys alone
+        # of these keys alone
+        from verl.trainer.ppo.asynchronous.check_keys import check_async_training
 
         check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
@@ -299,7 +300,8 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
     """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the
     columns of its keys alone.
     """
-    if algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
+    # dynamic sampling and committed candidates compare rewards themselves
+    if algorithm.filter_groups.enable or plan.committed:
         return
     trained = [agent.agent_id for agent in plan.trained]
     read = {
@@ -484,7 +486,8 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
 
 
 def _check_bands(correction: RolloutCorrectionConfig) -> None:
-    from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes  # of these keys alone
+    # of these keys alone
+    from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}

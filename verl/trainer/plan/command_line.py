@@ -330,7 +330,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     about = next((o for o in reversed(overrides) if key and key_of(o) == key), key)
     if not about:
-        whole = " ".join(str(error).split())  # with the ways to write it that Hydra lists
+        # with the ways to write it that Hydra lists
+        whole = " ".join(str(error).split())
         return whole if message in whole else f"{whole}: {message}"
     return (
         f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"

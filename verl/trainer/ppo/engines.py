@@ -72,8 +72,10 @@ class TeamEngines:
         self.clients: dict[str, RestartingClient] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
         self._given = fingerprints(groups_with_fixed_models(plan))
-        self._versions = dict.fromkeys(plan.policies, 0)  # step of each policy's weights
-        self._sent, self._sent_lock = Counter[str](), threading.Lock()  # bytes, by worker group
+        # step of each policy's weights
+        self._versions = dict.fromkeys(plan.policies, 0)
+        # bytes, by worker group
+        self._sent, self._sent_lock = Counter[str](), threading.Lock()
 
     def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
         """Start the processes of a group's engines; `start` loads the model.
@@ -136,7 +138,8 @@ class TeamEngines:
                 f"the files of the model {spec.model_path!r} have changed since the run began; "
                 "restore them and continue"
             )
-        with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
+        # no weights are sent to an engine that is being replaced
+        with self._calls.hold(wg_id):
             self._end([wg_id])
             self.groups[wg_id].shutdown()
             self._spawn(wg_id)
@@ -253,7 +256,8 @@ class TeamEngines:
             try:
                 self._send_weights(wg_id, policies)
             except EngineGoneError as error:
-                why = str(as_raised(error))  # not the error itself, which references a bucket
+                # not the error itself, which references a bucket
+                why = str(as_raised(error))
         # without holding the group, for which a restart in another thread may wait; the new engine
         # has received its weights
         if why:

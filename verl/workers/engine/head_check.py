@@ -77,7 +77,8 @@ def _has_head(config: Any, spec: LoraSpec) -> bool:
     try:
         return head_of(model) in lora_targets(model, spec).values()
     except LoraTargetError:
-        return False  # a layer that only the whole model has; the trainer looks at the head itself
+        # a layer that only the whole model has; the trainer looks at the head itself
+        return False
 
 
 @once_per_configuration

@@ -45,7 +45,8 @@ BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 OWN_ROWS = (0, 1, 2, 4)
 
 
-Grids = Sequence[torch.Tensor]  # log-probs and entropies, or values, [rows, response tokens]
+# log-probs and entropies, or values, [rows, response tokens]
+Grids = Sequence[torch.Tensor]
 
 
 class LayoutError(ValueError):

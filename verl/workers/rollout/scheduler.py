@@ -145,7 +145,8 @@ class Scheduler:
         self._fills: dict[int, Fill] = {}
         self._fill_of_prompt: dict[EnginePrompt, Fill] = {}
         self._fill_of_follower: dict[int, Fill] = {}
-        self._waited: dict[int, int] = {}  # by width, the steps for which chunks have been waiting
+        # by width, the steps for which chunks have been waiting
+        self._waited: dict[int, int] = {}
 
     @property
     def waiting(self) -> int:

@@ -96,7 +96,8 @@ def build_engine(
         model = load_causal_lm(
             str(config.model.path),
             dtype=resolve_dtype(rollout.dtype, device),
-            attn_implementation="eager",  # which every model has; the engine replaces it where it can
+            # every model has it; the engine replaces it where it can
+            attn_implementation="eager",
             trust_remote_code=config.model.trust_remote_code,
         )
     # Imported here because the driver imports this module too and does not need transformers'
@@ -307,7 +308,8 @@ class RolloutWorker(Worker):
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample one request. Raises `RolloutError` when it cannot be served."""
         async with self._changing:
-            pass  # not held: the engine has the request before anything else runs on the loop
+            # not held: the engine has the request before anything else runs on the loop
+            pass
         return await self._ready().generate(request)
 
     async def submit(self, session: str, requests: Sequence[tuple[int, GenerateRequest]]) -> None:

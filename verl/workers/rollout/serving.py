@@ -31,7 +31,8 @@ Served = SlotModel | RowModel
 
 MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "rows": RowModel}
 
-TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
+# fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
+TOLERANCE = 1e-3
 # by which a model's own decode step may differ from its own full pass, as where only one of them
 # clamps
 OWN_DECODE = 0.2
@@ -40,7 +41,8 @@ BELOW_LIMIT = (
     5,
     17,
 )
-BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second has two chunks
+# the first crosses the limit while it is continued, the second has two chunks
+BEYOND_LIMIT = (28, 70)
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))
 TOKENS = 8

@@ -164,7 +164,8 @@ class GraderPool:
         with self._lock:
             self.timeouts += verdict is Verdict.TIMEOUT
             if verdict is Verdict.ERROR:
-                return  # not cached: the cause may be temporary, such as a lack of memory
+                # not cached: the cause may be temporary, such as a lack of memory
+                return
             self._cache[key] = verdict
             if len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)

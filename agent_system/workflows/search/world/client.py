@@ -14,7 +14,8 @@ from verl.utils.loop_thread import LoopThread
 from verl.utils.names import without_password
 
 LONGEST_ANSWER = 16 << 20
-KEEPALIVE_S = 4.0  # less than the five seconds after which many servers drop an idle connection
+# less than the five seconds after which many servers drop an idle connection
+KEEPALIVE_S = 4.0
 
 
 class RetrievalClient:

@@ -80,14 +80,16 @@ class Finder:
             batch_hits = await loop.run_in_executor(
                 self._thread, self._index.search, [query for query, _ in batch], topk
             )
-        except Exception as error:  # any error of an index is passed on to the query that caused it
+        except Exception as error:
+            # any error of an index is passed on to the query that caused it
             if len(batch) > 1:
                 for key in batch:
                     await self._search([key], topk)
                 return
             future = self._pending.pop(batch[0])
             future.set_exception(error)
-            future.exception()  # marks the exception as retrieved: all callers may have been cancelled
+            # marks the exception as retrieved: all callers may have been cancelled
+            future.exception()
             return
         for key, hits in zip(batch, batch_hits, strict=True):
             self._known[key] = hits

@@ -62,7 +62,8 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     Only the first row of each run of equal rows is hashed: rows of a task, and of an episode,
     follow each other.
     """
-    import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
+    # imported here because it is slow to import and checks of settings do not need it
+    import pandas as pd
 
     changes = np.ones(len(column), dtype=bool)
     changes[1:] = column[1:] != column[:-1]
@@ -71,7 +72,8 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     values, runs = (column[first], runs) if 2 * len(first) <= len(column) else (column, 1)
     codes, distinct = pd.factorize(values.astype(object) if values.dtype.kind in "US" else values)
     missing = codes < 0
-    if missing.any():  # renumbered, so that a missing value is numbered in the order of appearance as well
+    # renumbered, so that a missing value is numbered in the order of appearance as well
+    if missing.any():
         codes, distinct = pd.factorize(np.where(missing, len(distinct), codes))
     return np.repeat(codes.astype(np.int64, copy=False), runs), len(distinct)
 

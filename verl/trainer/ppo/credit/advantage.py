@@ -200,7 +200,8 @@ def _inputs(
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
         if not has_group_keys and "uid" not in data.non_tensor_batch:
-            raise KeyError("uid")  # no groups are configured: only an estimator that needs them fails
+            # no groups are configured: only an estimator that needs them fails
+            raise KeyError("uid")
         return group_keys(data, fields, inputs.rows)
 
     trajectories = averages_trajectories(settings, estimator)

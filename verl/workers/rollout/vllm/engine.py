@@ -343,7 +343,8 @@ class VLLMEngine:
             # `_own_errors` reports it with the cause in the engine's log.
             except EngineDeadError:
                 raise
-            except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
+            except Exception as error:
+                # vLLM raises a bare one, with the text of the error in its process
                 raise EngineSetupError(
                     "vLLM cannot load new weights into this model; use "
                     f"actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
