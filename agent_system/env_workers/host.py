@@ -163,5 +163,6 @@ def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return EnvHost(unpickled(payload, "the settings of the worker")), pickled(None, "nothing")
-    except BaseException as error:  # an import or a sandbox may fail in any way
+    except BaseException as error:
+        # an import or a sandbox may fail in any way
         return None, pickled(WorkerFailure.of(error), "a failure")

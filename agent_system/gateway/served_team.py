@@ -155,7 +155,7 @@ class ServedTeam:
                 turn=1,
                 number=number,
                 place=0,
-                seen=observation,
+                observation=observation,
                 prompt=built.prompt,
                 prior_replies=0,
                 seed=seed,

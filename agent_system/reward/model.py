@@ -100,7 +100,7 @@ class ReplyScorer:
             raise AgentSystemError(
                 f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}"
             )
-        self._known: OrderedDict[str, float] = OrderedDict()
+        self._scores: OrderedDict[str, float] = OrderedDict()
         self._running: dict[str, asyncio.Task[float]] = {}
         self._counts: Counter[str] = Counter()
         self._priority = priority_of(validate=False)
@@ -235,15 +235,15 @@ class ReplyScorer:
     async def _score(self, conversation: ScoredConversation) -> float:
         digest = conversation.digest
         self._counts["requests"] += 1
-        if digest in self._known:
+        if digest in self._scores:
             self._counts["cache_hits"] += 1
             # The score that was not used for longest is forgotten first.
-            self._known.move_to_end(digest)
-            return self._known[digest]
+            self._scores.move_to_end(digest)
+            return self._scores[digest]
         task = self._running.get(digest)
         if task is None:
             task = self._running[digest] = asyncio.create_task(
-                self._asked(conversation), name=f"score {digest}"
+                self._ask(conversation), name=f"score {digest}"
             )
             task.add_done_callback(lambda finished_task: self._finished(digest, finished_task))
         else:
@@ -252,7 +252,7 @@ class ReplyScorer:
             # other episodes may wait for the same score
             return await asyncio.shield(task)
 
-    async def _asked(self, conversation: ScoredConversation) -> float:
+    async def _ask(self, conversation: ScoredConversation) -> float:
         kind = self.settings.kind
         limit = self._limit_s
         began = time.monotonic()
@@ -276,9 +276,9 @@ class ReplyScorer:
         # What failed is asked for again.
         if task.cancelled() or task.exception() is not None:
             return
-        self._known[digest] = task.result()
-        if len(self._known) > SCORES_KEPT:
-            self._known.popitem(last=False)
+        self._scores[digest] = task.result()
+        if len(self._scores) > SCORES_KEPT:
+            self._scores.popitem(last=False)
 
 
 def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> EpisodeRecord:

@@ -233,7 +233,7 @@ class Episode:
             turn=turn.step,
             number=number,
             place=turn.reserve(step),
-            seen=turn.observation,
+            observation=turn.observation,
             prompt=Prompt("", ()),
             prior_replies=self.reply_count,
             seed=self.seed(agent_id, turn.step, number, 0),

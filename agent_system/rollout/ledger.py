@@ -44,7 +44,7 @@ class Ledger:
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name = env_name
-        self._known = agent_lookup
+        self._find_agent = agent_lookup
 
     @property
     def team_reward(self) -> float:
@@ -140,7 +140,7 @@ class Ledger:
             calls_by_agent.setdefault(agent_id, []).append((turn, call))
         for key, value in local.items():
             if isinstance(key, str):
-                self._known(key)
+                self._find_agent(key)
                 agent_calls = calls_by_agent.get(key, [])
                 places = (
                     agent_calls

@@ -203,7 +203,8 @@ def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.scores.items():
             values[name].append(value)
-    if "success" in values:  # the environment has not scored programs that raised
+    # the environment has not scored programs that raised
+    if "success" in values:
         values["success"] += [0.0 for e in episodes if PROGRAM_ERROR in e.info and "success" not in e.info]
     means = {
         name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())

@@ -57,7 +57,7 @@ class Encoder:
         self._tokenizer = tokenizer
         parts = _parts(tokenizer) if tokenizer.is_fast else None
         self._blank_lines = None if parts is None else _blank_lines(parts)
-        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._token_ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
         self._pieces = None if parts is None or self._blank_lines is None else _pieces(parts)
         self._piece_ids = _Known(lambda piece: encode_all(tokenizer, [piece])[0])
@@ -73,16 +73,16 @@ class Encoder:
         return tuple(chain.from_iterable(self._paragraph(text[begin:end]) for begin, end in pairwise(cuts)))
 
     def _paragraph(self, text: str) -> tuple[int, ...]:
-        ids = self._known.get(text)
+        ids = self._token_ids.get(text)
         if ids is not None:
-            self._known.move_to_end(text)
+            self._token_ids.move_to_end(text)
             return ids
-        ids = self._known[text] = (
+        ids = self._token_ids[text] = (
             self._pieced(text) if len(text) >= PIECED_CHARACTERS else encode_all(self._tokenizer, [text])[0]
         )
         self._tokens += len(ids)
         while self._tokens > CACHED_TOKENS:
-            self._tokens -= len(self._known.popitem(last=False)[1])
+            self._tokens -= len(self._token_ids.popitem(last=False)[1])
         return ids
 
     def _pieced(self, text: str) -> tuple[int, ...]:
@@ -115,10 +115,10 @@ class _Known(dict[str, tuple[int, ...]]):
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._made = encode
+        self._encode = encode
 
     def __missing__(self, text: str) -> tuple[int, ...]:
-        ids = self._made(text)
+        ids = self._encode(text)
         if len(text) <= LONGEST_PIECE:
             if len(self) >= CACHED_PIECES:
                 self.clear()

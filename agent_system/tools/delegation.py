@@ -61,7 +61,8 @@ class DelegateTool(Tool):
         self._check(task, caller, limit)
         try:
             reply = await caller.call(self.agent_id, task, limit)
-        except TimeoutError as error:  # one of the environment, not of the tool
+        except TimeoutError as error:
+            # one of the environment, not of the tool
             raise AgentSystemError(f"the call of {self.agent_id!r} by delegate: {error!r}") from error
         if not reply.valid:
             raise ToolError(f"{self.agent_id} gave no answer that could be read")
@@ -120,7 +121,8 @@ def _make(agent_id: str, most: int, depth: int) -> DelegateTool:
         Args:
             task: what to do, complete: nothing else of this conversation is shown.
         """
-        raise NotImplementedError(task)  # `DelegateTool.call` calls the agent
+        # `DelegateTool.call` calls the agent
+        raise NotImplementedError(task)
 
     delegate.__doc__ = (delegate.__doc__ or "").replace(
         "Placeholder", f"Give a part of the work to {agent_id}, and return the reply"

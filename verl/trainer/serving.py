@@ -59,7 +59,8 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
         name: getattr(RewardConfig(), name)
         for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")
     }
-    clone.reward = replace(clone.reward, **unscored)  # questions have no ground truth
+    # questions have no ground truth
+    clone.reward = replace(clone.reward, **unscored)
     clone.gateway.program_error = "fail"  # an answer, or an error
     return clone
 

@@ -138,7 +138,8 @@ def _save_shards(tensors: dict[str, torch.Tensor], folder: Path, group: dist.Pro
     if dist.get_world_size(group) > 1:
         dcp.save(tensors, checkpoint_id=folder, process_group=group)
         return
-    with _one_process():  # the same files, without what torch would send to itself
+    # the same files, without what torch would send to itself
+    with _one_process():
         dcp.save(tensors, checkpoint_id=folder, no_dist=True)
 
 

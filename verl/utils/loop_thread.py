@@ -164,7 +164,8 @@ class LoopThread:
                 limit: meanwhile no other changes anything.
         """
 
-        begun = threading.Lock()  # acquired by the thread that runs the work, once
+        # acquired by the thread that runs the work, once
+        begun = threading.Lock()
 
         async def on_loop() -> T:
             if not begun.acquire(blocking=False):

@@ -126,7 +126,8 @@ def _compile(source: str, setup: int) -> CodeType:
         ValueError,
         MemoryError,
         OSError,
-    ):  # nested too deep, too large for its limits, or more than the pipe takes
+    ):
+        # nested too deep, too large for its limits, or more than the pipe takes
         pass
     return compiled
 

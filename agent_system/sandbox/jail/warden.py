@@ -131,7 +131,8 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
         overhead_bytes=host.overhead_bytes,
     )
 
-    mounted = False  # one value per job, since each has a copy of this process
+    # one value per job, since each has a copy of this process
+    mounted = False
 
     def clean(size_bytes: int) -> str:
         nonlocal mounted

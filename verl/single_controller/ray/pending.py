@@ -87,7 +87,7 @@ class RayPendingResults(PendingResults):
                     self._raise_death_of_a_peer(waiting, rank_of)
                     # Ray's error of a task is also of the class of its cause.
                     if isinstance(error, ObjectLostError):
-                        raise self._lost(rank_of[ref], error) from error
+                        raise self._lost_argument(rank_of[ref], error) from error
                     raise
                 except (RayActorError, ObjectLostError) as error:
                     raise self._died(rank_of[ref], error) from error
@@ -127,7 +127,7 @@ class RayPendingResults(PendingResults):
                 raise self._died(rank, errors[rank]) from errors[rank]
             rank, error = next(iter(errors.items()))
             if isinstance(error, ObjectLostError):
-                raise self._lost(rank, error) from error
+                raise self._lost_argument(rank, error) from error
             raise error
         if pending:
             for other in pending:
@@ -144,7 +144,7 @@ class RayPendingResults(PendingResults):
             "calls unfinished)"
         )
 
-    def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
+    def _lost_argument(self, rank: int, error: Exception) -> ArgumentLostError:
         last = error_line(error, last=True)
         return ArgumentLostError(
             f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because "

@@ -39,7 +39,7 @@ def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -
     """
     own_rows = {row.agent_id: row for row in agents}
     role_policies = agent.role_policies
-    setting = _shown(role_policies)
+    setting = _setting(role_policies)
     if trains:
         raise ConfigError(
             f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in "
@@ -86,7 +86,7 @@ def output_dir(
     elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
-            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
+            f"{_setting(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
             f"without a checkpoint the policies are the same model, {model!r}; evaluate a "
             "checkpoint, or set agent.model_ids"
         )
@@ -164,7 +164,7 @@ def _swapped(rows: Mapping[str, AgentPlan], agents: Sequence[AgentPlan]) -> dict
     }
 
 
-def _shown(role_policies: Mapping[str, str]) -> str:
+def _setting(role_policies: Mapping[str, str]) -> str:
     """Return the key and its value as on the command line."""
     return (
         f"agent.role_policies={{{', '.join(f'{name}: {policy}' for name, policy in role_policies.items())}}}"

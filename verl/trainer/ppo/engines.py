@@ -71,11 +71,11 @@ class TeamEngines:
         self.groups: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
-        self._given = fingerprints(groups_with_fixed_models(plan))
+        self._fingerprints = fingerprints(groups_with_fixed_models(plan))
         # step of each policy's weights
         self._versions = dict.fromkeys(plan.policies, 0)
         # bytes, by worker group
-        self._sent, self._sent_lock = Counter[str](), threading.Lock()
+        self._sent_bytes, self._sent_lock = Counter[str](), threading.Lock()
 
     def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
         """Start the processes of a group's engines; `start` loads the model.
@@ -95,7 +95,8 @@ class TeamEngines:
         }
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
-        limit_s = 2 * self._rollout.call_timeout_s  # a request ends after half of it
+        # a request ends after half of it
+        limit_s = 2 * self._rollout.call_timeout_s
         # engines and their clients, which a team behind APIs does not have
         from verl.workers.rollout.restart import RestartingClient
 
@@ -133,7 +134,7 @@ class TeamEngines:
         Raises EngineGoneError if the files of their model have changed.
         """
         spec = self._specs[wg_id]
-        if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
+        if wg_id in self._fingerprints and fingerprints([spec]).get(wg_id) != self._fingerprints[wg_id]:
             raise EngineGoneError(
                 f"the files of the model {spec.model_path!r} have changed since the run began; "
                 "restore them and continue"
@@ -269,7 +270,7 @@ class TeamEngines:
         versions = {self._learners[policy].adapter: self._versions[policy] for policy in policies}
         n_bytes = send_weights(self._policies[wg_id], self.groups[wg_id], versions)
         with self._sent_lock:
-            self._sent[wg_id] += n_bytes
+            self._sent_bytes[wg_id] += n_bytes
 
     def allow_restarts(self) -> None:
         """Allow one restart of each engine in the step that begins."""
@@ -295,8 +296,8 @@ class TeamEngines:
         that it was sent, if it was.
         """
         with self._sent_lock:
-            bytes_by_group = self._sent
-            self._sent = Counter[str]()
+            bytes_by_group = self._sent_bytes
+            self._sent_bytes = Counter[str]()
         seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
         return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in bytes_by_group.items()}
 

@@ -134,8 +134,8 @@ def _logit_map(model: Any, head: torch.nn.Linear, numbers: set[float]) -> LogitM
     values = logits[0, 0].float()
     slope = float(values[0]) / SMALLEST
     largest = float(values[-1])
-    scale = _known(slope, {1.0} | numbers | {1 / number for number in numbers if number})
-    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _known(largest, numbers)
+    scale = _same_number(slope, {1.0} | numbers | {1 / number for number in numbers if number})
+    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _same_number(largest, numbers)
     if scale is None or scale <= 0.0 or not (cap is None or cap > 0.0):
         return None
     logit_map = LogitMap(scale, cap)
@@ -143,7 +143,7 @@ def _logit_map(model: Any, head: torch.nn.Linear, numbers: set[float]) -> LogitM
     return (IDENTITY if logit_map == IDENTITY else logit_map) if fits else None
 
 
-def _known(value: float, numbers: set[float]) -> float | None:
+def _same_number(value: float, numbers: set[float]) -> float | None:
     """Return the number of `numbers` that a measured one is; None if it is none of them."""
     nearest = min(numbers, key=lambda number: abs(number - value), default=None)
     return nearest if nearest is not None and abs(nearest - value) <= MAP_BOUND * abs(value) else None

@@ -39,7 +39,7 @@ class Served:
 
 @dataclass
 class _Session:
-    done: list[Served] = field(default_factory=list)
+    results: list[Served] = field(default_factory=list)
     open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -325,8 +325,8 @@ class RolloutWorker(Worker):
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(entry.changed.wait(), wait_s)
-            results = entry.done
-            entry.done = []
+            results = entry.results
+            entry.results = []
             return results
         finally:
             entry.changed.clear()
@@ -345,11 +345,12 @@ class RolloutWorker(Worker):
             result = Served(number, await self.generate(request))
         except RolloutError as error:
             result = Served(number, None, str(error), type(error))
-        except Exception as error:  # the client must get an answer, whatever the error
+        except Exception as error:
+            # the client must get an answer, whatever the error
             result = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]
         entry.open.pop(number, None)
-        entry.done.append(result)
+        entry.results.append(result)
         entry.changed.set()
 
     def _ready(self) -> RolloutEngine:

@@ -154,7 +154,7 @@ def _check(config: Any) -> list[Serving]:
         exact: list[Serving] = []
         reasons: list[str] = []
         for mode, allowed in _MODES:
-            outcome = _outcome(partial(_served, model, mode), below, beyond)
+            outcome = _outcome(partial(_serving_model, model, mode), below, beyond)
             reason = _fault(outcome, allowed, limit)
             if not reason and outcome.beyond <= allowed:
                 same_keys = outcome.same_keys
@@ -211,7 +211,7 @@ def _full_passes(model: Any, *cases: _Case) -> None:
         case.expected.append(logits.float().log_softmax(-1))
 
 
-def _served(model: Any, mode: Mode) -> Served:
+def _serving_model(model: Any, mode: Mode) -> Served:
     longest = max(BEYOND_LIMIT) + TOKENS
     return MODELS[mode](copy.deepcopy(model), SLOTS, longest)
 

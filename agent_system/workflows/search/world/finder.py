@@ -34,7 +34,7 @@ class Finder:
         self._index = index
         self._max_batch = max_batch
         self._cache_size = cache_size
-        self._known: OrderedDict[Key, Hits] = OrderedDict()
+        self._cached_hits: OrderedDict[Key, Hits] = OrderedDict()
         self._pending: dict[Key, asyncio.Future[Hits]] = {}
         self._waiting: list[Key] = []
         self._busy: asyncio.Task[None] | None = None
@@ -52,10 +52,10 @@ class Finder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _one(self, key: Key) -> Hits:
-        if key in self._known:
+        if key in self._cached_hits:
             self.cached += 1
-            self._known.move_to_end(key)
-            return self._known[key]
+            self._cached_hits.move_to_end(key)
+            return self._cached_hits[key]
         if key not in self._pending:
             self._pending[key] = asyncio.get_running_loop().create_future()
             self._waiting.append(key)
@@ -92,7 +92,7 @@ class Finder:
             future.exception()
             return
         for key, hits in zip(batch, batch_hits, strict=True):
-            self._known[key] = hits
+            self._cached_hits[key] = hits
             self._pending.pop(key).set_result(hits)
-        while len(self._known) > self._cache_size:
-            self._known.popitem(last=False)
+        while len(self._cached_hits) > self._cache_size:
+            self._cached_hits.popitem(last=False)

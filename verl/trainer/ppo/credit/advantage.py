@@ -225,7 +225,7 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
     without a default.
     """
     required, any_keyword = ESTIMATORS.parameters(name)
-    config = inputs.given["config"]
+    config = inputs.arguments["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
         raise ValueError(
             f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; "

@@ -205,12 +205,12 @@ def _logged_tokens(batch: DataProto) -> dict[str, list[Any]]:
     for row in np.flatnonzero([after is not None for after in afters]):
         length = len(afters[row])
         keeps = mask[row, :length].tolist()
-        columns["log_prob_after"][row] = _kept(afters[row], keeps)
+        columns["log_prob_after"][row] = _where(afters[row], keeps)
         for name, column in sources.items():
-            columns[name][row] = _kept(tensors[column][row, :length].tolist(), keeps)
+            columns[name][row] = _where(tensors[column][row, :length].tolist(), keeps)
     return columns
 
 
-def _kept(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
+def _where(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
     numbers = _numbers(np.asarray(values, dtype=np.float64))
     return [number if keep else None for number, keep in zip(numbers, keeps, strict=True)]

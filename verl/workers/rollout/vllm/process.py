@@ -99,7 +99,7 @@ class EngineLog:
     """
 
     def __init__(self, path: str = "") -> None:
-        self._kept = bool(path)
+        self._keeps_file = bool(path)
         self.path = Path(
             path or Path(tempfile.gettempdir()) / f"verl-mas-engine-{os.getpid()}-{uuid.uuid4().hex[:12]}.log"
         )
@@ -114,7 +114,7 @@ class EngineLog:
             otherwise: the cause to return if the log has no error.
         """
         # From now on an error names the file.
-        self._kept = True
+        self._keeps_file = True
         error = self.last_error()
         # A process that is killed does not log why.
         if exit_code is not None and exit_code < 0:
@@ -137,7 +137,7 @@ class EngineLog:
 
     def close(self) -> None:
         """Remove a temporary log, unless `exit_cause` named it."""
-        if not self._kept:
+        if not self._keeps_file:
             self.path.unlink(missing_ok=True)
 
 
