@@ -108,7 +108,8 @@ class BaseAgent:
             return self
         try:
             return copy.deepcopy(self, {id(self.config): self.config})
-        except Exception as error:  # whatever the attributes of a user's class raise
+        except Exception as error:
+            # whatever the attributes of a user's class raise
             raise AgentSystemError(
                 f"the state of agent {self.agent_id!r} cannot be copied: {_uncopyable(self)}: "
                 f"{type(error).__name__}: {error}; keep plain data in the agent, and open files, "
@@ -163,7 +164,8 @@ def own_data(agent: BaseAgent) -> dict[str, bytes]:
     """
     data: dict[str, bytes] = {}
     for name, value in vars(agent).items():
-        with suppress(Exception):  # whatever the attributes of a user's class raise
+        # whatever the attributes of a user's class raise
+        with suppress(Exception):
             if type(value).__module__ == "builtins":
                 _WithoutAgent(agent, written := io.BytesIO()).dump(value)
                 data[name] = written.getvalue()

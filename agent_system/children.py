@@ -29,7 +29,8 @@ MOST_CHILDREN = 64  # of one call
 MAX_DEPTH = 8
 LONGEST_TASK = 4096  # characters
 CHILD_FIELDS = ("children", "left_out")
-TOO_LONG = "spawn/too_long"  # in the info of an episode: children whose prompts were too long
+# in the info of an episode: children whose prompts were too long
+TOO_LONG = "spawn/too_long"
 
 
 def task_lines(text: Any) -> list[str]:
@@ -230,10 +231,26 @@ class ToolCaller:
         branch = Branch(self._waves, self._waves.join(), self.depth, limit)
         context = replace(self.context, variables={"task": task}, step="", branch=branch, task=task)
         try:
-            await asyncio.sleep(0)  # the other tool calls of the reply join before the first wave
+            # the other tool calls of the reply join before the first wave
+            await asyncio.sleep(0)
             return await child_call(self.turn, agent_id, context)
         finally:
             self._waves.leave()
+
+
+def check_limits(what: str, most: int, depth: int) -> None:
+    """Raise AgentSystemError for a number or depth of children that is out of range.
+
+    Args:
+        what: has these limits: spawn or delegate.
+        most: largest number of children.
+        depth: their largest depth.
+    """
+    if not (1 <= most <= MOST_CHILDREN and 1 <= depth <= MAX_DEPTH):
+        raise AgentSystemError(
+            f"{what}: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, found "
+            f"most={most} and depth={depth}"
+        )
 
 
 def _check(tasks: Sequence[str], most: int, limit: int, level: int, is_again: bool) -> None:
@@ -241,10 +258,6 @@ def _check(tasks: Sequence[str], most: int, limit: int, level: int, is_again: bo
         raise AgentSystemError("spawn needs a list of tasks, found one text; see task_lines")
     if is_again:
         raise AgentSystemError("spawn: a child has the depth limit of its own spawn; leave depth out")
-    if not (1 <= most <= MOST_CHILDREN and 1 <= limit <= MAX_DEPTH):
-        raise AgentSystemError(
-            f"spawn: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, found "
-            f"most={most} and depth={limit}"
-        )
+    check_limits("spawn", most, limit)
     if level > limit:
         raise AgentSystemError(f"a child at depth {limit}, the limit, cannot spawn; look at may_spawn")

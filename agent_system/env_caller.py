@@ -113,7 +113,8 @@ class EnvCaller:
         future = self._threads.submit(run_plain, bound, *args)
 
         def release(_: object) -> None:
-            with suppress(RuntimeError):  # the loop may have been closed meanwhile
+            # the loop may have been closed meanwhile
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._in_use.release)
 
         future.add_done_callback(release)

@@ -70,7 +70,7 @@ class _ThreadAlarms:
         if not callable(handler) and handler not in (signal.SIG_DFL, signal.SIG_IGN):
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
         with self.lock:
-            alarm = self._own()
+            alarm = self._own_alarm()
             before = alarm.handler
             alarm.handler = handler
         return before
@@ -79,7 +79,7 @@ class _ThreadAlarms:
         """As `signal.getsignal`."""
         if signalnum != signal.SIGALRM or in_main_thread():
             return self.plain_getsignal(signalnum)
-        return self._own().handler
+        return self._own_alarm().handler
 
     def setitimer(self, which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
         """As `signal.setitimer`."""
@@ -90,14 +90,14 @@ class _ThreadAlarms:
             raise signal.ItimerError(22, "Invalid argument")
         with self.lock:
             before = self.getitimer(which)
-            self._start(self._own(), _owner(), seconds, interval)
+            self._start(self._own_alarm(), _owner(), seconds, interval)
         return before
 
     def getitimer(self, which: int) -> tuple[float, float]:
         """As `signal.getitimer`."""
         if which != signal.ITIMER_REAL or in_main_thread():
             return self.plain_getitimer(which)
-        alarm = self._own()
+        alarm = self._own_alarm()
         return (0.0, 0.0) if alarm.timer is None else (max(0.0, alarm.due - time.monotonic()), alarm.interval)
 
     def alarm(self, seconds: int) -> int:
@@ -114,7 +114,7 @@ class _ThreadAlarms:
                 alarm.timer.cancel()
                 alarm.timer = None
 
-    def _own(self) -> _Alarm:
+    def _own_alarm(self) -> _Alarm:
         with self.lock:
             return self.alarms.setdefault(_owner(), _Alarm(threading.current_thread()))
 
@@ -144,11 +144,13 @@ class _ThreadAlarms:
         error: BaseException | None = None
         try:
             handler(signal.SIGALRM, sys._current_frames().get(alarm.thread.ident or 0))
-        except BaseException as raised:  # whatever it is, it belongs to the thread that set the alarm
+        except BaseException as raised:
+            # whatever it is, it belongs to the thread that set the alarm
             error = raised
         with self.lock:
             if alarm.timer is not timer:
-                return  # cleared meanwhile: the call that was limited has ended
+                # cleared meanwhile: the call that was limited has ended
+                return
             self._start(alarm, owner, alarm.interval, alarm.interval)
             if error is not None and (isinstance(owner, threading.Thread) or _runs(owner)):
                 _raise_in(alarm.thread, error)

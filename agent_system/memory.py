@@ -41,7 +41,8 @@ class Memory:
         self.history_length = history_length
         self._turns: list[Recollection] = []
         self._stored = 0
-        self._waiting: list[tuple[int, str]] = []  # number and action of calls whose result is not known
+        # number and action of calls whose result is not known
+        self._waiting: list[tuple[int, str]] = []
         self._calls = 0
 
     def __len__(self) -> int:

@@ -16,9 +16,8 @@ from agent_system.errors import AgentSystemError
 from agent_system.tool_use import ToolUse
 from verl.protocol.generate import Generation
 
-PROGRAM_ERROR = (
-    "program_error"  # in the info of an episode: the error that a program raised because of a reply
-)
+# in the info of an episode: the error that a program raised because of a reply
+PROGRAM_ERROR = "program_error"
 NUMBERS = (bool, int, float, np.number, np.bool_)
 # Fields of a sample's parts in trajectory files, in their order there.
 IDENTITY_IN_FILES = ("policy_id", "turn", "call", "candidate", "committed", "greedy")

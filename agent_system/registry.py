@@ -173,7 +173,8 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
     Raises:
         AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
     """
-    support_main_thread_calls()  # before a module binds functions of `signal`
+    # before a module binds functions of `signal`
+    support_main_thread_calls()
     loaded = []
     for module in modules:
         try:

@@ -28,7 +28,7 @@ class EpisodeResources:
     """Held by the tasks that an episode starts, and released at its end."""
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
 
     def enter(self) -> None:
         """Make these the resources of the running task, and of the tasks that it starts."""
@@ -36,15 +36,15 @@ class EpisodeResources:
 
     def get(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return what the episode holds under a name; make it the first time."""
-        if name not in self._held:
-            self._held[name] = make()
-        resource: T = self._held[name]
+        if name not in self._values:
+            self._values[name] = make()
+        resource: T = self._values[name]
         return resource
 
     async def close(self) -> None:
         """Release everything; abandon with a warning what does not end."""
-        resources = list(self._held.values())
-        self._held = {}
+        resources = list(self._values.values())
+        self._values = {}
         tasks = [asyncio.ensure_future(one.close()) for one in resources]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)

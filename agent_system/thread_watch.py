@@ -116,5 +116,6 @@ def _traced(
         reply = error = None
         try:
             reply = yield waits_for
-        except BaseException as raised:  # cancelled: the coroutine handles it
+        except BaseException as raised:
+            # cancelled: the coroutine handles it
             error = raised

@@ -86,7 +86,8 @@ class DaemonExecutor(Executor):
             self._threads.append(thread)
 
     def _replace_thread(self) -> None:
-        self._max_workers += 1  # the thread of the abandoned call ends with it
+        # the thread of the abandoned call ends with it
+        self._max_workers += 1
         if not self._jobs.empty():
             self._start_thread()
 
@@ -106,7 +107,8 @@ class DaemonExecutor(Executor):
                     finally:
                         forget_alarm()
                     future.set_result(result)
-                except BaseException as error:  # the waiter on the future handles it
+                except BaseException as error:
+                    # the waiter on the future handles it
                     future.set_exception(error)
             # `_replace_thread` has made room for another thread.
             if future.abandoned:

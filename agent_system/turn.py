@@ -78,9 +78,9 @@ class Turn:
     @property
     def entries(self) -> list[Entry]:
         """Replies and notes so far, in call order."""
-        return self.seen(None)
+        return self.visible_entries(None)
 
-    def seen(self, sees: frozenset[str] | None) -> list[Entry]:
+    def visible_entries(self, sees: frozenset[str] | None) -> list[Entry]:
         """Return the entries that a call shows, see `CallContext`."""
         entries = zip(self._entries, self._steps, strict=True)
         return [e for e, step in entries if e is not None and (sees is None or step in sees)]

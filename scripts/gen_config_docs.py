@@ -210,7 +210,7 @@ def render_verl_keys(entries: Sequence[VerlKey], header: str = KEYS_HEADER) -> s
     """Return the table of keys that do not exist here; entries with the same text share a row."""
     rows = []
     for (here, taken, note), members in groupby(
-        entries, key=lambda entry: (entry.here, entry.taken(), entry.note)
+        entries, key=lambda entry: (entry.here, entry.in_words(), entry.note)
     ):
         rows.append(f"| {upstream_names(members)} | {our_keys(here)} | {taken} | {note} |\n")
     return header + "".join(rows)
@@ -219,7 +219,7 @@ def render_verl_keys(entries: Sequence[VerlKey], header: str = KEYS_HEADER) -> s
 def render_verl_values(entries: Sequence[VerlKey]) -> str:
     """Return the table of keys with the same name here and other values."""
     rows = []
-    for (taken, note), members in groupby(entries, key=lambda entry: (entry.taken(), entry.note)):
+    for (taken, note), members in groupby(entries, key=lambda entry: (entry.in_words(), entry.note)):
         rows.append(f"| {our_keys([entry.name for entry in members])} | {taken} | {note} |\n")
     return VALUES_HEADER + "".join(rows)
 

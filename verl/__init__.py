@@ -13,7 +13,8 @@ __all__ = ["DataProto"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DataProto":  # imported on demand, so that the configuration can be read without torch
+    # imported on demand, so that the configuration can be read without torch
+    if name == "DataProto":
         from verl.protocol import DataProto
 
         return DataProto

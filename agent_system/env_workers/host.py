@@ -64,7 +64,8 @@ class EnvHost:
             request: WorkerRequest = unpickled(payload, f"the arguments of a call of {self._cls.__name__}")
             result = await getattr(self, request.operation)(request.handle, *request.args)
             return pickled(result, f"the value that {self._cls.__name__}.{_called(request)}() returned")
-        except BaseException as error:  # whatever a user's environment raises fails its episode alone
+        except BaseException as error:
+            # whatever a user's environment raises fails its episode alone
             return pickled(WorkerFailure.of(error), "a failure")
         finally:
             del self._running[number]
@@ -162,5 +163,6 @@ def start_host(payload: bytes) -> tuple[EnvHost | None, bytes]:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return EnvHost(unpickled(payload, "the settings of the worker")), pickled(None, "nothing")
-    except BaseException as error:  # an import or a sandbox may fail in any way
+    except BaseException as error:
+        # an import or a sandbox may fail in any way
         return None, pickled(WorkerFailure.of(error), "a failure")

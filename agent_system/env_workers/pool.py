@@ -121,7 +121,8 @@ class EnvWorker:
 
     def _on_outgrown(self, outgrown: Future[bytes]) -> None:
         cause = _result(outgrown)
-        if cause and not isinstance(cause, WorkerFailure):  # `_on_start` reports the failure of a start
+        # `_on_start` reports the failure of a start
+        if cause and not isinstance(cause, WorkerFailure):
             self.retire(str(cause))
 
 

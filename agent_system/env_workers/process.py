@@ -52,7 +52,7 @@ class ProcessWorker:
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pending: dict[int, Future[bytes]] = {}
         self._lock = threading.Lock()
-        self._gone: WorkerGoneError | None = None
+        self._death: WorkerGoneError | None = None
         self.started = self.send(0, source)
         self._writer = self._thread(self._write)
         self._thread(self._read)
@@ -61,11 +61,11 @@ class ProcessWorker:
         """Queue a request."""
         future: Future[bytes] = Future()
         with self._lock:
-            if self._gone is None:
+            if self._death is None:
                 self._pending[number] = future
                 self._frames.put(number.to_bytes(NUMBER_BYTES, "big") + payload)
             else:
-                future.set_exception(self._gone)
+                future.set_exception(self._death)
         return future
 
     def kill(self) -> None:
@@ -91,7 +91,8 @@ class ProcessWorker:
         return thread
 
     def _write(self) -> None:
-        with suppress(OSError):  # the reading thread sees the end of the process
+        # the reading thread sees the end of the process
+        with suppress(OSError):
             while (frame := self._frames.get()) is not None:
                 self._connection.send_bytes(frame)
 
@@ -112,7 +113,7 @@ class ProcessWorker:
             f"it died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
         )
         with self._lock:
-            self._gone = error
+            self._death = error
             pending = self._pending
             self._pending = {}
         # For the writer, which may be waiting for a frame.
@@ -120,6 +121,7 @@ class ProcessWorker:
         for future in pending.values():
             with suppress(InvalidStateError):
                 future.set_exception(error)
-        self._writer.join()  # or it would write to the descriptor's next owner
+        # or it would write to the descriptor's next owner
+        self._writer.join()
         self._connection.close()
         self._socket.close()

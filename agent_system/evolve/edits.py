@@ -675,7 +675,8 @@ def _last_list(text: str) -> tuple[int, int]:
     """
     last = (text.find("["), text.rfind("]") + 1)
     end = 0
-    for _ in range(MOST_LISTS):  # each that does not end costs the rest of the text
+    # each that does not end costs the rest of the text
+    for _ in range(MOST_LISTS):
         match = _LIST.search(text, end)
         if match is None:
             break

@@ -45,7 +45,8 @@ def _source(name: str) -> str:
     module = sys.modules.get(name)
     try:
         spec = module.__spec__ if module is not None else importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # no name of a module, or of a package that fails
+    except (ImportError, ValueError, AttributeError):
+        # no name of a module, or of a package that fails
         return ""
     origin = spec.origin if spec is not None else None
     return origin if origin is not None and origin.endswith(".py") and os.path.isfile(origin) else ""

@@ -53,8 +53,7 @@ From the program of an episode over the body of a request to a `Sample` with its
         |                   (player.py calls it, and then the reward functions)
         v
     ../rollout/collector.py Collector, when the episodes of a collection have ended:
-    reward/assign.py ->
-                            Sample.rewards, batch.py -> the batch
+                            reward/assign.py -> Sample.rewards, rollout/batch.py -> the batch
 """
 
 from agent_system.gateway.access import ServedSession

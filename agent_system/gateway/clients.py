@@ -21,7 +21,8 @@ class Clients:
         """Make clients of the address `base_url` with the key of an episode; with `structured` they
         may ask for a reply of a certain form.
         """
-        self._certificates = base_url.startswith("https:")  # http has none, and they take 20 ms to load
+        # http has none, and they take 20 ms to load
+        self._certificates = base_url.startswith("https:")
         self._arguments: dict[str, Any] = {
             "base_url": base_url,
             "api_key": key,

@@ -28,8 +28,10 @@ from agent_system.record import plain
 
 KEPT_BYTES = 1 << 20  # of the end of each output
 SHOWN_CHARS = 500
-REST_S = 1.0  # within which the outputs of a command that has ended are read to their end
-NOT_RUN = (126, 127)  # statuses of a shell and of `env` for a program that cannot be run, or is not there
+# within which the outputs of a command that has ended are read to their end
+REST_S = 1.0
+# statuses of a shell and of `env` for a program that cannot be run, or is not there
+NOT_RUN = (126, 127)
 FIELDS = ("task_id", "prompt", "data_source", "extra", "messages")
 
 
@@ -75,7 +77,8 @@ def command_team(command: Sequence[str]) -> Callable[[Task, Session], Awaitable[
             finally:  # its children are in its process group
                 with suppress(ProcessLookupError):
                     os.killpg(transport.get_pid(), signal.SIGKILL)
-            with suppress(TimeoutError):  # a child that left the group keeps the outputs open
+            # a child that left the group keeps the outputs open
+            with suppress(TimeoutError):
                 await asyncio.wait_for(process.closed.wait(), REST_S)
         status = transport.get_returncode()
         if status != 0:

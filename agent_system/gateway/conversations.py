@@ -124,7 +124,8 @@ class AgentConversations:
         finish = "length" if generation.stop_reason == "length" else "stop"
         tokens = getattr(generation, "reply_tokens", len(generation.token_ids))
         logprobs = self._logprobs(generation) if request.logprobs else None
-        if request.prompt is not None:  # the prompt of a text completion begins no conversation
+        # the prompt of a text completion begins no conversation
+        if request.prompt is not None:
             return Choice(text, (), "", finish, tokens, logprobs)
         if request.tools and not self._is_schema_answer(request, text):
             tools = OfferedTools.of(request.tools)

@@ -224,7 +224,8 @@ class EpisodeRequests:
         # A fault of the request's own form, which ends no episode.
         except StructureError as error:
             raise structure_refusal(request, error) from error
-        except Exception as error:  # of the engine, of an agent's projection, or of the environment's act
+        except Exception as error:
+            # of the engine, of an agent's projection, or of the environment's act
             self._fail(error)
             raise Refusal(f"{type(error).__name__}: {error}", 503, "generation_failed") from error
         pending.replies = replies
@@ -276,7 +277,8 @@ class EpisodeRequests:
             if any(turn is None or call.turn != turn.step for call in calls):
                 raise AgentSystemError(f"Outcome.local names the answer {name}, which is of an earlier turn")
             targets: list[int | str] = [call.number for call in calls] or [name]
-            for target in targets:  # a call may be named by its answer and by its number
+            # a call may be named by its answer and by its number
+            for target in targets:
                 totals[target] = totals[target] + reward if target in totals else reward
         return totals
 

@@ -62,7 +62,8 @@ def caused_by_a_reply(error: BaseException, requests: EpisodeRequests) -> bool:
     if requests.environment_error in chain:
         return False
     if requests.unanswered is not None:
-        return getattr(requests.unanswered, "code", None) == TOO_LONG  # by what was said before
+        # by what was said before
+        return getattr(requests.unanswered, "code", None) == TOO_LONG
     return not any(map(_is_other, chain))
 
 
@@ -86,7 +87,8 @@ def _is_other(error: BaseException) -> bool:
         return True
     bases = [base for base in kind.__mro__ if issubclass(base, BaseException)]
     by_name = any(_CLASS.fullmatch(base.__name__) for base in bases)
-    return by_name or _LINE.match(str(error)) is not None  # some libraries raise the text of another error
+    # some libraries raise the text of another error
+    return by_name or _LINE.match(str(error)) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

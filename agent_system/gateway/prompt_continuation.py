@@ -87,7 +87,8 @@ class PrefixStore:
                 `MOST_TOOLS` lists of tools; None: all.
         """
         self._most = most
-        self._prefixes: dict[bytes, dict[str, AnsweredPrefix]] = {}  # by the hash and the tools
+        # by the hash and the tools
+        self._prefixes: dict[bytes, dict[str, AnsweredPrefix]] = {}
         self._asked_hashes: set[bytes] = set()
         self._reply_keys: set[bytes] = set()
 
@@ -175,7 +176,8 @@ class PromptContinuation:
         ]
         try:
             text = self.template.render(template_messages, prefix.tools)
-        except Refusal:  # it may still be shown as the program sent it, without thinking
+        except Refusal:
+            # it may still be shown as the program sent it, without thinking
             template_messages = plain_messages
             text = self.template.render(template_messages, prefix.tools)
         following = self.template.after(prefix.prompt, prefix.generation, text, self._keep_thinking)

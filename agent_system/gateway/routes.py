@@ -161,7 +161,8 @@ def _pending_request(
     agent_id = responder.agent(http.match_info.get("agent") or request.model)
     retry_count = http.headers.get("x-stainless-retry-count", "0")
     retried = retry_count.isdecimal() and int(retry_count[:9]) > 0
-    reference = weakref.ref(http)  # what is kept for retries must not keep the body
+    # what is kept for retries must not keep the body
+    reference = weakref.ref(http)
     pending = responder.start(
         agent_id, request, http.path.encode() + data, retried, lambda: _is_connected(reference())
     )

@@ -38,7 +38,8 @@ from verl.utils.names import did_you_mean, slug
 KEPT_CONVERSATIONS = 1024  # of each agent
 HONOURED = ("temperature", "top_p", "top_k")
 LARGEST_TOP_K = 2**31 - 1
-COLDEST = 1e-6  # logits divided by less are not finite; a reply under a lower temperature is greedy
+# logits divided by less are not finite; a reply under a lower temperature is greedy
+COLDEST = 1e-6
 
 
 class ServedTeam:
@@ -154,7 +155,7 @@ class ServedTeam:
                 turn=1,
                 number=number,
                 place=0,
-                seen=observation,
+                observation=observation,
                 prompt=built.prompt,
                 prior_replies=0,
                 seed=seed,

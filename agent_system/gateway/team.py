@@ -29,7 +29,8 @@ from agent_system.turn import Turn
 from verl.trainer.config.gateway import GatewayConfig, reward_of_error
 
 GATEWAY = "gateway"
-MOST_THREADS = 4096  # programs that are plain functions, each in a thread for its whole episode
+# programs that are plain functions, each in a thread for its whole episode
+MOST_THREADS = 4096
 
 _threads = DaemonExecutor(MOST_THREADS)
 

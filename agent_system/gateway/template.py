@@ -79,7 +79,8 @@ class Template:
             )
         try:
             return self.chat.render(messages, tools, prompt)
-        except Exception as error:  # whatever a template raises for an order of roles that it does not know
+        except Exception as error:
+            # whatever a template raises for an order of roles that it does not know
             # OpenAI's tools need no description and no parameters, which many templates read
             if (whole_tools := [_whole(tool) for tool in tools]) != list(tools):
                 return self.render(messages, whole_tools, prompt)

@@ -8,7 +8,6 @@ import asyncio
 import copy
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -57,14 +56,15 @@ from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.checkpointer import LOADER_FILE
 from verl.trainer.ppo.collect.source import collect_step
 from verl.trainer.ppo.collect.step_samples import NoSamplesError, StepSamples
-from verl.trainer.ppo.controller import build_controller, resolve_device
+from verl.trainer.ppo.controller import resolve_device
 from verl.trainer.ppo.credit.step_credit import CreditAssigner
 from verl.trainer.ppo.team import TeamWorkers
-from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
+from verl.trainer.serving import Engines, for_serving, running_engines, serve_weights, serving_plan
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.console import print_table
 from verl.utils.dataset import RLHFDataset, TaskLoader, build_loader
-from verl.utils.disk import writing
+from verl.utils.disk import write_whole, writing
+from verl.utils.names import error_line
 
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
@@ -162,15 +162,9 @@ def audited_team(saved: SavedRun, device: str) -> Iterator[AuditedTeam]:
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)
-        controller = build_controller(config)
-        started.callback(controller.shutdown)
-        team = serving_team(config, plan, controller, engines)
-        started.callback(team.shutdown)
-        team.start()
-        team.init_model(1)
+        team = started.enter_context(running_engines(config, plan, engines))
         serve_weights(saved, team)
-        # a restarted one lacks trained weights
-        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+        clients = team.engines.serving_clients()
         workers = started.enter_context(env_workers(config))
         replays = Replays()
         collector = build_collector(config, plan, tokenizers, clients, workers)
@@ -247,7 +241,7 @@ async def play_step(team: AuditedTeam) -> PlayedStep:
         try:
             advantages[name] = _means(credit.estimate(rows, last))
         except ValueError as error:
-            left_out[name] = str(error).splitlines()[0]
+            left_out[name] = error_line(error)
     episode_tokens = _tokens(_sampled(samples.episodes))
     tokens = {name: episode_tokens + (greedy_tokens if name == REMAX else 0) for name in advantages}
     return PlayedStep(last + 1, samples, set(_keys(batch)), used, advantages, left_out, tokens)
@@ -322,9 +316,7 @@ def audit(run: str, step: int | None, size: AuditSize, device: str = "auto") -> 
     result = {"format": 1, "step": saved.step} | result
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f".{file.name}")
-        partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, file)
+        write_whole(file, (json.dumps(result, indent=1) + "\n").encode())
     show(result, Console())
     Console().print(str(file), markup=False, highlight=False, soft_wrap=True)
     return file

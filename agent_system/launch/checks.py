@@ -40,7 +40,6 @@ from verl.trainer.plan.derived_values import (
 )
 from verl.trainer.plan.group_checks import warn_of_warmup
 from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.role_policies import output_dir
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.collect.step_samples import NoSamplesError
 from verl.trainer.ppo.controller import ControllerError, resolve_device
@@ -199,6 +198,29 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
         logger.info(text)
 
 
+def _checkpoint(config: RunConfig, plan: RunPlan, run_dir: Path) -> Path | None:
+    """Return the checkpoint that the run begins from, which fits it; None for a run from the start.
+
+    Raises CheckpointError for one of another team, other models or other critics.
+    """
+    checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
+    if checkpoint is None:
+        return None
+    critics = None if config.trainer.val_only else critic_signature(config.critic, plan)
+    bases = fingerprints(groups_with_fixed_models(plan, plan.references))
+    state = read_state(checkpoint, plan, critics, bases)
+    # before the first prompt is rendered
+    if "template_time" in state:
+        TEMPLATE_TIME.restore(str(state["template_time"]))
+    if not config.trainer.val_only:
+        # of runs that go on
+        from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
+
+        check_checkpoint(checkpoint, state, config.async_training, config.data)
+    check_saved_models(checkpoint, plan)
+    return checkpoint
+
+
 def check_run(config: RunConfig) -> CheckedRun:
     """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS`
     for an error in it.
@@ -229,19 +251,12 @@ def check_run(config: RunConfig) -> CheckedRun:
     notes = check_exactness(plan, device)
     model_checks.check_vllm(plan, device)
     trained_in = run_dir_of(config.trainer)
-    checkpoint = find_checkpoint(config.trainer, CheckpointStore(trained_in / "checkpoints"))
-    if checkpoint is not None:
-        critics = None if config.trainer.val_only else critic_signature(config.critic, plan)
-        bases = fingerprints(groups_with_fixed_models(plan, plan.references))
-        state = read_state(checkpoint, plan, critics, bases)
-        if "template_time" in state:  # before the first prompt is rendered
-            TEMPLATE_TIME.restore(str(state["template_time"]))
-        if not config.trainer.val_only:
-            from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint  # of runs that go on
+    checkpoint = _checkpoint(config, plan, trained_in)
+    run_dir = trained_in
+    if config.agent.role_policies:
+        from verl.trainer.plan.role_policies import output_dir  # of this key alone
 
-            check_checkpoint(checkpoint, state, config.async_training, config.data)
-        check_saved_models(checkpoint, plan)
-    run_dir = output_dir(config.agent, config.trainer, plan.agents, plan.speakers, trained_in, checkpoint)
+        run_dir = output_dir(config.agent, config.trainer, plan.agents, plan.speakers, trained_in, checkpoint)
     model_checks.check_reward_model(config.reward)
     tokenizers = {g.wg_id: load_group_tokenizer(g) for g in plan.groups}
     tell_of_templates(plan, tokenizers, config.data.apply_chat_template_kwargs)

@@ -32,7 +32,9 @@ from verl.utils.names import slug
 if TYPE_CHECKING:
     from agent_system.env_workers import EnvWorkers
     from agent_system.reward.model import RewardModel
-    from agent_system.rollout.endpoint import Endpoint  # aiohttp, which runs without an API do not need
+
+    # aiohttp, which runs without an API do not need
+    from agent_system.rollout.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 REWARD_MODEL = "the reward model"

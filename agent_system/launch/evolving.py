@@ -62,8 +62,8 @@ from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defau
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.reward_model import with_reward_model
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import Engines, for_serving, serve_adapters, serving_plan, serving_team
+from verl.trainer.ppo.controller import resolve_device
+from verl.trainer.serving import Engines, for_serving, running_engines, serve_adapters, serving_plan
 from verl.utils.accuracy import wilson_interval
 from verl.utils.disk import writing
 from verl.utils.names import slug, value_at
@@ -150,7 +150,8 @@ class EngineTeams:
     def _with_kept_replies(self, binding: AgentBinding | RemoteBinding) -> AgentBinding | RemoteBinding:
         """Return a binding whose replies are kept."""
         if isinstance(binding, RemoteBinding):
-            from agent_system.evolve.replay_api import ReplayEndpoint  # servers, which most runs do not have
+            # servers, which most runs do not have
+            from agent_system.evolve.replay_api import ReplayEndpoint
 
             return replace(binding, endpoint=ReplayEndpoint(binding.endpoint, self.memory))
         weights = self.engines.weights_of(binding.policy_id) if self.engines is not None else ""
@@ -158,7 +159,8 @@ class EngineTeams:
         return replace(
             binding,
             client=ReplayClient(binding.client, name, self.memory),
-            adapter=binding.adapter if weights else None,  # which without training is its base
+            # without training the adapter is its base
+            adapter=binding.adapter if weights else None,
         )
 
     @property
@@ -251,17 +253,12 @@ class SearchEngines:
         if self._clients is not None:
             return self._clients
         with ExitStack() as started:
-            controller = build_controller(self.config)
-            started.callback(controller.shutdown)
-            team = serving_team(self.config, self.plan, controller, Engines(name="", slots=None))
-            started.callback(team.shutdown)
-            team.start()
-            team.init_model(1)
+            engines = Engines(name="", slots=None)
+            team = started.enter_context(running_engines(self.config, self.plan, engines))
             self._clients = team.engines.clients
             if self.adapters:
                 serve_adapters({slug(role): path for role, path in self.adapters.items()}, self.plan, team)
-                # a restarted one lacks the adapters
-                self._clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+                self._clients = team.engines.serving_clients()
             self._started = started.pop_all()
         return self._clients
 

@@ -114,7 +114,8 @@ async def listening(
     Raises ConfigError for an address that cannot be used.
     """
     spec = EpisodeSpec(Task("served", ""), "served", 0, 0, validate=True, greedy=greedy)
-    async with team.collector.playing(1):  # keeps connections to servers between questions
+    # keeps connections to servers between questions
+    async with team.collector.playing(1):
         served_team = ServedTeam(
             team.collector.runtimes,
             team.config.gateway,

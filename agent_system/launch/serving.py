@@ -22,8 +22,8 @@ from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained
 from verl.trainer.plan.derived_values import load_group_tokenizer, resolve_defaults
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.controller import build_controller, resolve_device
-from verl.trainer.serving import Engines, for_serving, serve_weights, serving_plan, serving_team
+from verl.trainer.ppo.controller import resolve_device
+from verl.trainer.serving import Engines, for_serving, running_engines, serve_weights, serving_plan
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,9 @@ def loaded_team(
     with ExitStack() as started:
         start_sandbox(config)
         started.callback(close_shared)
-        controller = build_controller(config)
-        started.callback(controller.shutdown)
-        team = serving_team(config, plan, controller, engines)
-        started.callback(team.shutdown)
-        team.start()
-        team.init_model(1)
+        team = started.enter_context(running_engines(config, plan, engines))
         serve_weights(saved, team)
-        # a restarted one lacks trained weights
-        clients = {wg_id: client.serving for wg_id, client in team.engines.clients.items()}
+        clients = team.engines.serving_clients()
         yield LoadedTeam(config, build_collector(config, served_plan, tokenizers, clients), env)
 
 

@@ -120,7 +120,8 @@ def spread(decisions: Sequence[Decision], count: int, seed: int) -> list[Decisio
     queues = [strata[name] for name in sorted(strata)]
     for queue in queues:
         random.shuffle(queue)
-    random.shuffle(queues)  # so that no stratum is always the first that gets one more
+    # so that no stratum is always the first that gets one more
+    random.shuffle(queues)
     sample: list[Decision] = []
     while queues and len(sample) < count:
         sample += [queue.pop() for queue in queues][: count - len(sample)]

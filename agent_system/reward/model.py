@@ -93,13 +93,14 @@ class ReplyScorer:
         self.settings = settings
         self._model = model
         self._limit_s = limit_s
-        pattern = settings.agents or ""  # that of the answers of episodes matches nobody
+        # that of the answers of episodes matches nobody
+        pattern = settings.agents or ""
         self._agents = {a for a in agent_ids if re.fullmatch(pattern, a) or re.fullmatch(pattern, slug(a))}
         if settings.scope == "call" and not self._agents:
             raise AgentSystemError(
                 f"reward.model.agents={settings.agents} matches no agent; agents: {', '.join(agent_ids)}"
             )
-        self._known: OrderedDict[str, float] = OrderedDict()
+        self._scores: OrderedDict[str, float] = OrderedDict()
         self._running: dict[str, asyncio.Task[float]] = {}
         self._counts: Counter[str] = Counter()
         self._priority = priority_of(validate=False)
@@ -222,7 +223,8 @@ class ReplyScorer:
         await self._model.close()
 
     async def _of_sample(self, sample: Sample, task: Task) -> float:
-        recorded_score = sample.reward_terms.get(TERM)  # a committed candidate of a tree
+        # a committed candidate of a tree
+        recorded_score = sample.reward_terms.get(TERM)
         last = sample.generations[-1]
         return (
             await self.of_reply(last.request.messages, last.text, task)
@@ -233,23 +235,24 @@ class ReplyScorer:
     async def _score(self, conversation: ScoredConversation) -> float:
         digest = conversation.digest
         self._counts["requests"] += 1
-        if digest in self._known:
+        if digest in self._scores:
             self._counts["cache_hits"] += 1
             # The score that was not used for longest is forgotten first.
-            self._known.move_to_end(digest)
-            return self._known[digest]
+            self._scores.move_to_end(digest)
+            return self._scores[digest]
         task = self._running.get(digest)
         if task is None:
             task = self._running[digest] = asyncio.create_task(
-                self._asked(conversation), name=f"score {digest}"
+                self._ask(conversation), name=f"score {digest}"
             )
             task.add_done_callback(lambda finished_task: self._finished(digest, finished_task))
         else:
             self._counts["cache_hits"] += 1
         with self._stopped():
-            return await asyncio.shield(task)  # other episodes may wait for the same score
+            # other episodes may wait for the same score
+            return await asyncio.shield(task)
 
-    async def _asked(self, conversation: ScoredConversation) -> float:
+    async def _ask(self, conversation: ScoredConversation) -> float:
         kind = self.settings.kind
         limit = self._limit_s
         began = time.monotonic()
@@ -273,9 +276,9 @@ class ReplyScorer:
         # What failed is asked for again.
         if task.cancelled() or task.exception() is not None:
             return
-        self._known[digest] = task.result()
-        if len(self._known) > SCORES_KEPT:
-            self._known.popitem(last=False)
+        self._scores[digest] = task.result()
+        if len(self._scores) > SCORES_KEPT:
+            self._scores.popitem(last=False)
 
 
 def with_call_scores(record: EpisodeRecord, scores: Mapping[int, float]) -> EpisodeRecord:

@@ -47,7 +47,7 @@ class CallChains:
         final: whether it is the last generation of its call, whose local reward is the call's.
         team: the episode's team reward.
         local: the sample's local reward, 0 where it has none.
-        given: whether the sample has a local reward.
+        has_local: whether the sample has a local reward.
         agent_ids: agent of each sample.
     """
 
@@ -57,7 +57,7 @@ class CallChains:
     final: np.ndarray
     team: np.ndarray
     local: np.ndarray
-    given: np.ndarray
+    has_local: np.ndarray
     agent_ids: Sequence[str]
 
 
@@ -95,13 +95,13 @@ def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
     the range.
     """
     low, high = local_range
-    outside = np.flatnonzero(chains.given & ((chains.local < low) | (chains.local > high)))
+    outside = np.flatnonzero(chains.has_local & ((chains.local < low) | (chains.local > high)))
     if len(outside):
         first = outside[0]
         raise AgentSystemError(
             f"reward.propagation.local_range=[{low:g}, {high:g}], but a call of "
             f"{chains.agent_ids[first]} got the local reward {chains.local[first]:g} "
-            f"({len(outside)} of {int(chains.given.sum())} local rewards are outside the range): "
+            f"({len(outside)} of {int(chains.has_local.sum())} local rewards are outside the range): "
             "set it to the lowest and the highest local reward of the environment"
         )
     return np.clip((chains.local - low) / (high - low), 0.0, 1.0)
@@ -109,7 +109,7 @@ def scaled(chains: CallChains, local_range: Sequence[float]) -> np.ndarray:
 
 def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfig) -> PropagationResult:
     theta = settings.theta
-    has_local = chains.given & chains.final
+    has_local = chains.has_local & chains.final
     if settings.theta_quantile is not None and has_local.any():
         theta = float(np.quantile(local[has_local], settings.theta_quantile))
     bad = has_local & (local < theta)
@@ -124,7 +124,8 @@ def _threshold(chains: CallChains, local: np.ndarray, settings: PropagationConfi
         )  # fmt: skip
     last_bad = np.zeros(chains.episode[-1] + 1, dtype=np.int64)
     np.maximum.at(last_bad, chains.episode[bad], chains.hop[bad])
-    cut = chains.hop < last_bad[chains.episode]  # a bad call comes after this one in the same episode
+    # a bad call comes after this one in the same episode
+    cut = chains.hop < last_bad[chains.episode]
     team = chains.team if fallback else np.where(cut, 0.0, chains.team)
     metrics = {"pass_rate": pass_rate, "theta": theta, "fallback": float(fallback)}
     return PropagationResult(

@@ -81,7 +81,8 @@ def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any], is_watc
     except (
         Exception,
         SystemExit,
-    ) as error:  # functions of users raise what they like; in training it costs the episode
+    ) as error:
+        # functions of users raise what they like; in training it costs the episode
         return f"{type(error).__name__}: {error}"[:200]
 
 

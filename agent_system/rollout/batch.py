@@ -116,7 +116,8 @@ def _pack(
     columns = np.arange(width)[None, :]
     mask = columns >= width - lengths[:, None] if left else columns < lengths[:, None]
     packed = np.broadcast_to(pad, mask.shape).astype(dtype)
-    for row, tokens in zip(packed, rows, strict=True):  # row by row: other threads run in between
+    # row by row: other threads run in between
+    for row, tokens in zip(packed, rows, strict=True):
         row[width - len(tokens) if left else 0 :][: len(tokens)] = np.fromiter(tokens, dtype, len(tokens))
     return packed, mask
 

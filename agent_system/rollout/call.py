@@ -130,7 +130,7 @@ class Call:
         agent_id, runtime: the agent.
         turn, number: number of the turn, from 1, and of the call inside it, from 0.
         place: reserved place in the team context.
-        seen: observation of the agent.
+        observation: observation of the agent.
         prompt: the prompt.
         prior_replies: number of replies in the episode when the prompt was built.
         seed: seed of the request.
@@ -152,7 +152,7 @@ class Call:
     turn: int
     number: int
     place: int
-    seen: Observation
+    observation: Observation
     prompt: Prompt
     prior_replies: int
     seed: int
@@ -202,7 +202,9 @@ class Call:
                 turn=self.turn,
                 call=self.number,
                 candidate=candidate,
-                anchor="\n".join((str(self.seen.info.get("anchor", self.seen.text)), *self.so_far)),
+                anchor="\n".join(
+                    (str(self.observation.info.get("anchor", self.observation.text)), *self.so_far)
+                ),
                 prior_replies=self.prior_replies,
                 order=order,
                 trained=binding.trained,

@@ -31,7 +31,8 @@ class EpisodeClock:
     def __init__(self, limit_s: float, call_s: float) -> None:
         self.limit_s = limit_s
         self.call_s = call_s
-        self._left, self._since = limit_s, 0.0  # seconds left at the time `_since`
+        # seconds left at the time `_since`
+        self._left, self._since = limit_s, 0.0
         self._waiting = 0
         self._timeout = asyncio.timeout(None)
         self._open = False

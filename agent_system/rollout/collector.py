@@ -157,34 +157,11 @@ class Collector:
                 support tree sampling, the orchestra rejects the team, or a reward function cannot
                 be loaded or called.
         """
+        _check_team(orchestra, agents, env, bindings, settings)
         if settings.tree is not None:
-            # of tree sampling alone
-            from agent_system.rollout.tied_candidates import TiedCandidateMonitor
-            from agent_system.rollout.tree_call import check_tree_env
+            from agent_system.rollout.tied_candidates import TiedCandidateMonitor  # of trees alone
 
-            check_tree_env(env.cls, settings.reward)
             self._tied_candidates = TiedCandidateMonitor(env.cls)
-        orchestra.check_agents(
-            {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
-        )
-        missing = [a for a in orchestra.agents if a not in bindings]
-        if missing:
-            raise AgentSystemError(
-                f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
-                f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
-            )
-        orchestra.check(agents, env.make, forks=settings.tree is not None)
-        if issubclass(orchestra.memory_class, SummaryMemory):
-            raise AgentSystemError(
-                f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
-                "which an agent writes; make it the memory_class of an agent"
-            )
-        if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
-            from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
-
-            check_tool_agents(
-                agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
-            )
         self.orchestra = orchestra
         self.env = env
         self.settings = settings
@@ -197,9 +174,11 @@ class Collector:
             bindings = with_shared_replies(bindings, settings.repeat_calls)
         self.runtimes = _runtimes(agents, bindings)
         for runtime in self.runtimes.values():
-            runtime.agent.fork()  # a state that cannot be copied is an error before a model loads
+            # a state that cannot be copied is an error before a model loads
+            runtime.agent.fork()
         self._shared = {name: own_data(r.agent) for name, r in self.runtimes.items() if not r.agent.stateful}
-        self._models: dict[bool, ReplyScorer] = {}  # of training and of validation, which count apart
+        # of training and of validation, which count apart
+        self._models: dict[bool, ReplyScorer] = {}
         if reward_model is not None:
             # scores of a reward model, which most runs do not have
             from agent_system.reward.model import ReplyScorer
@@ -395,7 +374,8 @@ class Collector:
         player.check_left_out(episodes)
         self._warn_of_shared_state()
         settings = self.settings.for_validation() if validate else self.settings
-        result = await asyncio.to_thread(self._result, episodes, settings)  # other episodes go on
+        # other episodes go on
+        result = await asyncio.to_thread(self._result, episodes, settings)
         if self._models:
             result = replace(result, metrics=result.metrics | self._models[validate].take_counts())
         # otherwise agents learn from the rewards of `step`, and from ties
@@ -411,13 +391,15 @@ class Collector:
 
     def save_episodes(self, episodes: Sequence[EpisodeRecord], folder: Path) -> None:
         """Write episodes exactly, for a checkpoint."""
-        from agent_system.rollout.episode_store import save_episodes  # of asynchronous training alone
+        # of asynchronous training alone
+        from agent_system.rollout.episode_store import save_episodes
 
         save_episodes(episodes, folder)
 
     def load_episodes(self, folder: Path) -> list[EpisodeRecord]:
         """Return the episodes of `save_episodes`."""
-        from agent_system.rollout.episode_store import load_episodes  # of asynchronous training alone
+        # of asynchronous training alone
+        from agent_system.rollout.episode_store import load_episodes
 
         return load_episodes(folder)
 
@@ -447,7 +429,8 @@ class Collector:
             records = share_rewards(records, settings.repeat_calls)
         prompts = None
         if settings.joint_prompt_length:
-            from agent_system.rollout.transcript import joint_prompts  # of critics of the whole team alone
+            # of critics of the whole team alone
+            from agent_system.rollout.transcript import joint_prompts
 
             local = [
                 runtime.binding
@@ -525,6 +508,41 @@ class Collector:
     def _env(self, spec: EpisodeSpec, threads: DaemonExecutor) -> EnvHandle:
         seed = stable_seed(self.settings.seed, spec.step, spec.validate, spec.env_uid)
         return EnvCaller(self.env.make(seed), threads) if self._workers is None else self._workers.env(seed)
+
+
+def _check_team(
+    orchestra: BaseOrchestra,
+    agents: Mapping[str, BaseAgent],
+    env: EnvFactory,
+    bindings: Mapping[str, AgentBinding | RemoteBinding],
+    settings: CollectorSettings,
+) -> None:
+    """Raise AgentSystemError for agents, an orchestra and an environment that do not fit each other."""
+    if settings.tree is not None:
+        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
+
+        check_tree_env(env.cls, settings.reward)
+    orchestra.check_agents(
+        {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
+    )
+    missing = [a for a in orchestra.agents if a not in bindings]
+    if missing:
+        raise AgentSystemError(
+            f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
+            f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
+        )
+    orchestra.check(agents, env.make, forks=settings.tree is not None)
+    if issubclass(orchestra.memory_class, SummaryMemory):
+        raise AgentSystemError(
+            f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
+            "which an agent writes; make it the memory_class of an agent"
+        )
+    if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
+        from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
+
+        check_tool_agents(
+            agents, bindings, branches=settings.tree is not None, sequences=settings.tool_sequences
+        )
 
 
 def _runtimes(

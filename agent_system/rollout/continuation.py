@@ -22,7 +22,8 @@ THINKING = "the template leaves out thinking of earlier turns"
 EARLIER = "the template shows earlier messages in another way"
 REPLY = "the template shows the reply in another way"
 END = "the template ends the reply with other tokens"
-_SEAM = 16  # tokens by which another tokenization of the same text may be longer or shorter
+# tokens by which another tokenization of the same text may be longer or shorter
+_SEAM = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class Slots:
             try:
                 await waiter
             except asyncio.CancelledError:
-                if not waiter.cancelled():  # it got the slot at the same moment
+                # it got the slot at the same moment
+                if not waiter.cancelled():
                     self._pass_on()
                 raise
         try:
@@ -264,7 +265,8 @@ def _parse(text: str, retries: int) -> Answer:
     if not isinstance(content, str):
         if content is not None:
             raise _RetryableError(f"an answer whose message is {type(content).__name__}, not text")
-        content = ""  # a refusal, or a reply that was cut before its first visible word
+        # a refusal, or a reply that was cut before its first visible word
+        content = ""
     counts = usage if isinstance(usage, dict) else {}
     stop: StopReason = "length" if choice.get("finish_reason") == "length" else "stop"
     return Answer(

@@ -135,7 +135,8 @@ class Episode:
         observation = await self.env.observation("reset", self.spec.task)
         self._begin(observation, 1, self._orchestra.memory_class(self.settings.history_length))
         if self.clock.times is not None and self.env.has_render:
-            from agent_system.rollout.states import StateRecord  # of environments that draw states alone
+            # of environments that draw states alone
+            from agent_system.rollout.states import StateRecord
 
             self._states = StateRecord()
             await self._states.add(self.env)
@@ -232,7 +233,7 @@ class Episode:
             turn=turn.step,
             number=number,
             place=turn.reserve(step),
-            seen=turn.observation,
+            observation=turn.observation,
             prompt=Prompt("", ()),
             prior_replies=self.reply_count,
             seed=self.seed(agent_id, turn.step, number, 0),

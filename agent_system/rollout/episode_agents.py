@@ -47,7 +47,7 @@ class EpisodeAgents:
                 agent = runtime.agent.fork()
                 agent.project(reply.text)
             if agent.memory is not None:
-                agent.memory.remember(call.seen.text, reply.projection.action, call.before.memory)
+                agent.memory.remember(call.observation.text, reply.projection.action, call.before.memory)
             self._runtimes[agent_id] = runtime.of(agent)
         return self._runtimes[agent_id]
 

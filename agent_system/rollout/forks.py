@@ -26,7 +26,8 @@ class Forks:
         """Return a fork of `origin`. If the caller is cancelled, the fork is still made and closed
         with the others.
         """
-        await self._one_at_a_time.acquire()  # environments need not support concurrent copies
+        # environments need not support concurrent copies
+        await self._one_at_a_time.acquire()
         making = _keep(self._making, asyncio.create_task(self._make(origin)))
         making.add_done_callback(lambda _: self._one_at_a_time.release())
         return await asyncio.shield(making)
@@ -84,7 +85,8 @@ class Forks:
 async def _close(env: EnvHandle) -> None:
     try:
         await env.close(CLOSE_TIMEOUT_S)
-    except Exception as error:  # a fork that cannot be closed does not affect the episode
+    except Exception as error:
+        # a fork that cannot be closed does not affect the episode
         logger.warning("%s.close() failed on a fork: %s: %s", env.name, type(error).__name__, error)
 
 

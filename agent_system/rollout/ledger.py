@@ -10,7 +10,8 @@ from agent_system.environment import Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.record import Sample, finite
 
-NEVER = -1  # order of a reply that nobody heard, and of one to a program until the episode is recorded
+# order of a reply that nobody heard, and of one to a program until the episode is recorded
+NEVER = -1
 
 
 class Ledger:
@@ -43,7 +44,7 @@ class Ledger:
         self._local: dict[tuple[int, int], dict[tuple[int, float], float]] = {}
         self._callers: list[Mapping[int, str]] = []
         self._env_name = env_name
-        self._known = agent_lookup
+        self._find_agent = agent_lookup
 
     @property
     def team_reward(self) -> float:
@@ -91,7 +92,8 @@ class Ledger:
         last = (identity.turn, identity.call if final is None else final)
         act = self.acts.get(last) if final is None else None
         has_local = last in self._local
-        if final is None and act is None and not has_local:  # the usual case; avoids copying the sample
+        # the usual case; avoids copying the sample
+        if final is None and act is None and not has_local:
             return sample
         # in a tree it keeps the local reward of its fork beside that of the episode
         name = "local_reward" if sample.rewards.fork_reward is None else "episode_local"
@@ -138,7 +140,7 @@ class Ledger:
             calls_by_agent.setdefault(agent_id, []).append((turn, call))
         for key, value in local.items():
             if isinstance(key, str):
-                self._known(key)
+                self._find_agent(key)
                 agent_calls = calls_by_agent.get(key, [])
                 places = (
                     agent_calls

@@ -105,7 +105,8 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _agent_metrics(calls: Sequence[Sample], episodes: int) -> dict[str, float]:
-    samples = [s for s in calls if not s.identity.repeated]  # a reply that episodes share counts once
+    # a reply that episodes share counts once
+    samples = [s for s in calls if not s.identity.repeated]
     response = np.array([s.response_tokens for s in samples])
     prompt = np.array([s.prompt_tokens for s in samples])
     retries = [s.generation.retries for s in samples if isinstance(s.generation, RemoteGeneration)]
@@ -176,7 +177,8 @@ def _tree_metrics(episodes: Sequence[EpisodeRecord], branching: Collection[str])
     """
     if not branching:
         return {}
-    from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares  # of trees alone
+    # of trees alone
+    from agent_system.rollout.tied_candidates import candidates_of, tied, tied_shares
 
     calls = {
         key: call_candidates
@@ -201,7 +203,8 @@ def _info_means(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.scores.items():
             values[name].append(value)
-    if "success" in values:  # the environment has not scored programs that raised
+    # the environment has not scored programs that raised
+    if "success" in values:
         values["success"] += [0.0 for e in episodes if PROGRAM_ERROR in e.info and "success" not in e.info]
     means = {
         name if name.startswith("gateway/") else f"env/{name}": _mean(v) for name, v in sorted(values.items())

@@ -62,7 +62,8 @@ class EpisodePlayer:
     rate: float
     window: int
     _open: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _ended: deque[Failure | None] = field(default_factory=deque, init=False)  # the last `window` episodes
+    # the last `window` episodes
+    _ended: deque[Failure | None] = field(default_factory=deque, init=False)
     _failed: int = field(default=0, init=False)  # of these
     _left_out: list[Failure] = field(default_factory=list, init=False)  # candidates
     _playing: set[Episode] = field(default_factory=set, init=False)
@@ -126,7 +127,8 @@ class EpisodePlayer:
         async with self.slots:
             await self._open.wait()
             episode, task = await self._run(spec)
-            if isinstance(_error(task), EnvWorkerError):  # with the same seeds it is the same episode
+            # with the same seeds it is the same episode
+            if isinstance(_error(task), EnvWorkerError):
                 await self._open.wait()
                 episode, task = await self._run(spec)
         # no other episode would get a reply either
@@ -161,7 +163,8 @@ class EpisodePlayer:
                     _, late = await asyncio.wait(late, timeout=self.score_s + CLOSING_S)
                 episode.over = True
                 episode.abandoned = bool(late)
-            task.add_done_callback(_error)  # or asyncio logs the error with which an abandoned one ends
+            # or asyncio logs the error with which an abandoned one ends
+            task.add_done_callback(_error)
         finally:
             self._playing.discard(episode)
             await _cancel([task])
@@ -175,7 +178,8 @@ class EpisodePlayer:
             await episode.run()
             episode.waiting_for = SCORING
             return await self.score(episode.record(), episode.spec, episode.clock)
-        except (KeyboardInterrupt, SystemExit) as error:  # of a user's code; it would end the event loop
+        except (KeyboardInterrupt, SystemExit) as error:
+            # of a user's code; it would end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _count(self, failure: Failure | None) -> None:

@@ -75,7 +75,7 @@ class ProgramCalls:
         # a client that sets the same seed again still gets other replies in another call or episode
         call_seed = call_seed if client_seed is None else stable_seed(call_seed, "client", client_seed)
         observation = await episode.observe(runtime.role, turn)
-        asks: dict[str, Any] = {"seen": observation, "prompt": prompt, "seed": call_seed}
+        asks: dict[str, Any] = {"observation": observation, "prompt": prompt, "seed": call_seed}
         calls = [
             replace(call, **asks, own_sampling=sampling, program=_numbered(program, choice, n))
             for choice, call in enumerate(calls)

@@ -19,8 +19,9 @@ async def sampled_call(episode: Episode, turn: Turn, agent_id: str, context: Cal
     Args are those of `prompted_call`. Raises as it and `Call.generate` do, TurnOver for a reply
     that arrives after the end of the episode, and the errors of the environment.
     """
-    if context.entries is None:  # as they are now, for the children of the call as well
-        context = replace(context, entries=tuple(turn.seen(context.sees)))
+    # as they are now, for the children of the call as well
+    if context.entries is None:
+        context = replace(context, entries=tuple(turn.visible_entries(context.sees)))
     call = await prompted_call(episode, turn, agent_id, context)
     if call.runtime.agent.calls_tools:
         # rounds of tool calls, which an agent without tools does not have
@@ -56,7 +57,7 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
     writes_summary = runtime.agent.memory is not None and runtime.agent.memory.due
     summary_number = turn.number(runtime.role, context.branch) if writes_summary else None
     call = episode.new_call(turn, agent_id, runtime, context.step, context.branch)
-    entries = turn.seen(context.sees) if context.entries is None else list(context.entries)
+    entries = turn.visible_entries(context.sees) if context.entries is None else list(context.entries)
     observation = await episode.observe(runtime.role, turn)
     text = observation.text
     filled = {**observation.info, "task": text, "env_prompt": text, "step": turn.step, **context.variables}
@@ -66,11 +67,12 @@ async def prompted_call(episode: Episode, turn: Turn, agent_id: str, context: Ca
         from agent_system.rollout.summary import summarize  # of summaries alone
 
         episode.waiting_for = f"the summary of {replace(call, number=summary_number).label}"
-        call = await summarize(replace(call, seen=observation), summary_number, filled, episode.clock)
+        call = await summarize(replace(call, observation=observation), summary_number, filled, episode.clock)
     # an agent without a memory of its own reads that of the team
     memory = turn.memory if (own_memory := call.runtime.agent.memory) is None else own_memory.at(text)
     # a copy costs as much as the whole prompt of a short text, so there is one for both
-    call = replace(call, seen=observation, prompt=call.runtime.prompts.build(filled, entries, memory))
-    await asyncio.sleep(0)  # calls started together build their prompts before any of them gets a reply
+    call = replace(call, observation=observation, prompt=call.runtime.prompts.build(filled, entries, memory))
+    # calls started together build their prompts before any of them gets a reply
+    await asyncio.sleep(0)
     episode.waiting_for = f"the reply of {call.label}"
     return call

@@ -20,7 +20,7 @@ class _Reply:
     """The task of a request; how many have asked for its reply, and how many wait for it."""
 
     task: asyncio.Task[list[Generation]]
-    asked: int = 0
+    requests: int = 0
     waiting: int = 0
 
 
@@ -46,7 +46,7 @@ class SharedReplies:
             self._replies[key] = reply
             if len(self._replies) > REMEMBERED:
                 self._replies.popitem(last=False)
-        reply.asked += 1
+        reply.requests += 1
         reply.waiting += 1
         try:
             replies = await asyncio.shield(reply.task)
@@ -57,7 +57,7 @@ class SharedReplies:
             raise
         finally:
             reply.waiting -= 1
-        if reply.asked == self._shared_by:
+        if reply.requests == self._shared_by:
             self._forget(key, reply)
         return replies
 

@@ -52,7 +52,8 @@ class StateRecord:
             cells, legend = _cells(drawing)
         except EnvWorkerError:
             raise
-        except Exception as error:  # of a user's class, which costs no episode
+        except Exception as error:
+            # of a user's class, which costs no episode
             if env.name not in _failed:
                 logger.warning(
                     "%s.render() gives no state for trajectories/: %s: %s",

@@ -37,7 +37,7 @@ async def summarize(call: Call, number: int, variables: Mapping[str, Any], clock
     """
     agent = call.runtime.agent.fork()
     assert isinstance(agent.memory, SummaryMemory)
-    memory = agent.memory.at(call.seen.text)
+    memory = agent.memory.at(call.observation.text)
     runtime = call.runtime.of(_Writer(call.agent_id, agent.memory.prompt))
     prompt = runtime.prompts.build(variables, [], memory)
     seed = stable_seed(call.seed, "summary")

@@ -16,6 +16,7 @@ from agent_system.rollout.tokens import encode_all
 from verl.protocol.generate import Generation
 from verl.protocol.template_time import TEMPLATE_TIME, shows_time
 from verl.protocol.turns import turn_end_ids
+from verl.utils.names import error_line
 
 _ASKED = {"role": "user", "content": "zq question"}
 _MORE = {"role": "user", "content": "zq more"}
@@ -139,10 +140,12 @@ def _rewritten(
         prompt = chat.render([_ASKED], tools)
         alone = chat.render([_ASKED, reply_message], tools, prompt=False)
         whole = chat.render([_ASKED, reply_message, more], tools)
-    except Exception as error:  # a template may raise anything for a conversation that it does not show
-        return f"{type(error).__name__}: {_line(error)}"
+    except Exception as error:
+        # a template may raise anything for a conversation that it does not show
+        return error_line(error, typed=True, most=120)
     text = alone[len(prompt) :]
-    if not alone.startswith(prompt):  # the prompt begins thinking that the template then leaves out
+    # the prompt begins thinking that the template then leaves out
+    if not alone.startswith(prompt):
         text = f"zq thought{chat.marks.trail}{chat.marks.end}{chat.marks.gap}{_ANSWER}{chat.after}"
     ids = encode_all(chat.tokenizer, [text])[0]
     ends = turn_end_ids(chat.tokenizer, chat.kwargs)
@@ -156,7 +159,3 @@ def _rewritten(
         .after(first, reply, whole)
         .rewritten
     )
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:120] if str(error).strip() else ""

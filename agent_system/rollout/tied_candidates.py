@@ -49,7 +49,7 @@ class TiedCandidateMonitor:
     def __init__(self, env: type[BaseEnv]) -> None:
         self._env_name = env.__name__
         self._has_score = env.overrides("score")
-        self._seen: dict[str, list[bool]] = defaultdict(list)
+        self._ties: dict[str, list[bool]] = defaultdict(list)
         self._steps = [0, 0]  # turns with a reward of `step`, and all turns
         self._warned_of_steps = False
 
@@ -68,7 +68,7 @@ class TiedCandidateMonitor:
                 "rewards to learn from in act() or score()",
                 self._env_name, *self._steps,
             )  # fmt: skip
-        complete = {agent_id for agent_id, ties in self._seen.items() if len(ties) >= ENOUGH_CALLS}
+        complete = {agent_id for agent_id, ties in self._ties.items() if len(ties) >= ENOUGH_CALLS}
         for candidates in calls.values():
             agent_id = candidates[0].agent_id
             if (
@@ -76,8 +76,8 @@ class TiedCandidateMonitor:
                 and candidates[0].identity.trained
                 and len({sample.action for sample in candidates}) > 1
             ):
-                self._seen[agent_id].append(tied(candidates))
-        for agent_id, ties in self._seen.items():
+                self._ties[agent_id].append(tied(candidates))
+        for agent_id, ties in self._ties.items():
             if agent_id not in complete and len(ties) >= ENOUGH_CALLS and sum(ties) >= NEARLY_ALL * len(ties):
                 self._warn(agent_id, ties)
 

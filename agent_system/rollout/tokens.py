@@ -57,7 +57,7 @@ class Encoder:
         self._tokenizer = tokenizer
         parts = _parts(tokenizer) if tokenizer.is_fast else None
         self._blank_lines = None if parts is None else _blank_lines(parts)
-        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._token_ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._tokens = 0
         self._pieces = None if parts is None or self._blank_lines is None else _pieces(parts)
         self._piece_ids = _Known(lambda piece: encode_all(tokenizer, [piece])[0])
@@ -73,16 +73,16 @@ class Encoder:
         return tuple(chain.from_iterable(self._paragraph(text[begin:end]) for begin, end in pairwise(cuts)))
 
     def _paragraph(self, text: str) -> tuple[int, ...]:
-        ids = self._known.get(text)
+        ids = self._token_ids.get(text)
         if ids is not None:
-            self._known.move_to_end(text)
+            self._token_ids.move_to_end(text)
             return ids
-        ids = self._known[text] = (
+        ids = self._token_ids[text] = (
             self._pieced(text) if len(text) >= PIECED_CHARACTERS else encode_all(self._tokenizer, [text])[0]
         )
         self._tokens += len(ids)
         while self._tokens > CACHED_TOKENS:
-            self._tokens -= len(self._known.popitem(last=False)[1])
+            self._tokens -= len(self._token_ids.popitem(last=False)[1])
         return ids
 
     def _pieced(self, text: str) -> tuple[int, ...]:
@@ -115,10 +115,10 @@ class _Known(dict[str, tuple[int, ...]]):
 
     def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
         super().__init__()
-        self._made = encode
+        self._encode = encode
 
     def __missing__(self, text: str) -> tuple[int, ...]:
-        ids = self._made(text)
+        ids = self._encode(text)
         if len(text) <= LONGEST_PIECE:
             if len(self) >= CACHED_PIECES:
                 self.clear()
@@ -216,7 +216,8 @@ def _blank_lines(parts: _Parts) -> re.Pattern[str] | None:
     first, *others = parts.steps
     if first.get("type") == "ByteLevel" and first.get("use_regex", True) and not others:
         if parts.normalizer and any(t.normalized for t in parts.added):
-            return None  # such a token is found only after normalization, so the pattern cannot exclude it
+            # such a token is found only after normalization, so the pattern cannot exclude it
+            return None
         added = "|".join(re.escape(t.content) for t in parts.added)
         return re.compile(_BEFORE_THE_LAST.format(added=added or "(?!)"))
     splits = first.get("type") == "Split" and first["behavior"] == "Isolated" and not first["invert"]
@@ -253,7 +254,8 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
     if not tokenizer.is_fast:
         return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     backend = tokenizer.backend_tokenizer
-    if backend.truncation is not None:  # left over from another user of this tokenizer object
+    # left over from another user of this tokenizer object
+    if backend.truncation is not None:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()

@@ -50,9 +50,9 @@ class ToolPromptBuilder(PromptBuilder):
     def __init__(self, agent: ToolAgent, tokenizer: Any, *args: Any) -> None:
         super().__init__(agent, tokenizer, *args)
         self._native = self.chat.shows_tools
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._continuation = Continuation(self.chat, self._encoder.encode)
-        self._own = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
+        self._special_tokens = SpecialTokens(tokenizer, self.chat.structure, self.chat.marks_of_replies)
         if not self._native and agent.tool_format not in ("auto", "hermes"):
             raise AgentSystemError(
                 f"the chat template of {agent.agent_id!r} shows no tools, so describe_tools() asks "
@@ -122,7 +122,7 @@ class ToolPromptBuilder(PromptBuilder):
         """
         reply_message, answers = self._messages(reply, requests, results)
         messages = [*prompt.messages, reply_message, *answers]
-        whole = self._shown(messages)
+        whole = self._rendered(messages)
         # A prompt shows the tools before the messages, so none of its tokens can stay.
         if not same_tools:
             following = NextPrompt(whole, self._encoder.encode(whole), "other tools")
@@ -138,8 +138,8 @@ class ToolPromptBuilder(PromptBuilder):
                 text = prompt.text + text_after(self.tokenizer, prompt.ids, (*sampled, *rest))
                 same = len(sampled) == len(reply.generation.token_ids)
                 following = NextPrompt(text, (*prompt.ids, *sampled, *rest), "" if same else END)
-        if following.rewritten and following.rewritten not in self._told:
-            self._told.add(following.rewritten)
+        if following.rewritten and following.rewritten not in self._warned:
+            self._warned.add(following.rewritten)
             logger.info(
                 "prompts of %r are rendered anew after tool calls: %s",
                 self.agent.agent_id,
@@ -163,7 +163,7 @@ class ToolPromptBuilder(PromptBuilder):
     ) -> tuple[Message, list[Message]]:
         """Return a reply and the results of its calls as the template gets them."""
         if not self._native or self.chat.calls is None:
-            (reply_message,) = self._own.removed(
+            (reply_message,) = self._special_tokens.removed(
                 [{"role": "assistant", "content": closed_thinking(reply.text)}]
             )
             return reply_message, self._special.removed(list(results))
@@ -189,10 +189,11 @@ class ToolPromptBuilder(PromptBuilder):
     def _clean_json(self, value: Any) -> Any:
         return json.loads(self._special.cleaned(json.dumps(value, ensure_ascii=False)))
 
-    def _shown(self, messages: list[Message]) -> str:
+    def _rendered(self, messages: list[Message]) -> str:
         try:
             return self._template(messages)
-        except Exception as error:  # whatever a template raises for messages that it does not show
+        except Exception as error:
+            # whatever a template raises for messages that it does not show
             raise AgentSystemError(
                 f"the chat template of {self.agent.agent_id!r} cannot show tool calls and their "
                 f"results: {error}; set data.apply_chat_template_kwargs.chat_template to one that "
@@ -206,7 +207,7 @@ class ToolPromptBuilder(PromptBuilder):
         at = len(prompt.messages)
         reply_message = messages[at]
         if "tool_calls" not in reply_message:
-            around = self._shown(
+            around = self._rendered(
                 [*messages[:at], {"role": "assistant", "content": _REPLY}, *messages[at + 1 :]]
             )
             is_shown = (
@@ -219,7 +220,7 @@ class ToolPromptBuilder(PromptBuilder):
         parts = [*thoughts(str(reply_message["content"])), strip_thinking(str(reply_message["content"]))]
         if not all("".join(part.split()) in squeezed for part in parts):
             return None
-        begin = len(whole_marks(shared_start(before, self._shown(messages[:at]))))
+        begin = len(whole_marks(shared_start(before, self._rendered(messages[:at]))))
         calls = before[self.chat.begin_of_calls(before, begin) :]
         place = len(before) - len(calls) if whole.startswith(before) else whole.find(calls, begin)
         if (
@@ -260,7 +261,8 @@ class ToolPromptBuilder(PromptBuilder):
         return None if key is None else self.shown_tools.encode("utf-8", "surrogatepass") + b"\0" + key
 
     def _tools(self) -> list[Any]:
-        return list(self._clean_json(self.agent.schemas))  # a server of others may write special tokens
+        # a server of others may write special tokens
+        return list(self._clean_json(self.agent.schemas))
 
     def _template(self, messages: list[Message]) -> str:
         if not self._native:
@@ -354,7 +356,8 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             *(str(m["content"]) for m in results),
         )
         if branch is not None:
-            await branch.enter()  # a round has a number and reads the order of replies, as a call
+            # a round has a number and reads the order of replies, as a call
+            await branch.enter()
         numbers.append(caller.turn.number(call.runtime.role, branch))
         call = replace(
             call,
@@ -365,7 +368,8 @@ async def _rounds(episode: Episode, caller: ToolCaller, call: Call, numbers: lis
             prior_replies=episode.reply_count,
             seed=stable_seed(seed, "round", number + 1),
         )
-        await asyncio.sleep(0)  # as calls: rounds of a wave begin before any of them gets a reply
+        # as calls: rounds of a wave begin before any of them gets a reply
+        await asyncio.sleep(0)
         episode.waiting_for = f"the reply of {call.label}"
         restarted = anew
     return call, reply

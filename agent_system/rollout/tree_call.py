@@ -251,7 +251,8 @@ class TreeCalls:
         if fatal_error := next(
             (result for result in results if isinstance(result, (EnvWorkerError, EngineGoneError))), None
         ):
-            raise fatal_error  # the state that the episode would continue from, or all later scores
+            # the state that the episode would continue from, or all later scores
+            raise fatal_error
         candidates = [result for result in results if not isinstance(result, BaseException)]
         causes = [result for result in results if isinstance(result, BaseException)]
         for (number, _), result in zip(numbered, results, strict=True):

@@ -47,7 +47,7 @@ class HttpSandbox(Sandbox):
     def __init__(self, settings: SandboxConfig) -> None:
         super().__init__(settings)
         self._url = settings.url.rstrip("/").removesuffix(PATH) + PATH
-        self._shown = without_password(self._url)
+        self._shown_url = without_password(self._url)
         self._loop = LoopThread("sandbox-http")
         self._client = JsonClient(self._url)
         self._slots = asyncio.Semaphore(settings.workers or REQUESTS)
@@ -55,7 +55,8 @@ class HttpSandbox(Sandbox):
         logger.info("sandbox: %s", self.describe())
 
     def describe(self) -> str:
-        return f"SandboxFusion at {self._shown}, {self.settings.workers or REQUESTS} concurrent requests; the server isolates the programs"
+        requests = self.settings.workers or REQUESTS
+        return f"SandboxFusion at {self._shown_url}, {requests} concurrent requests; the server isolates the programs"
 
     def check(self) -> None:
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()
@@ -98,9 +99,9 @@ class HttpSandbox(Sandbox):
         except OutputError:
             return RunResult(Reason.OUTPUT)
         except TimeoutError:
-            message = f"{self._shown} gave no answer within {seconds:g} s"
+            message = f"{self._shown_url} gave no answer within {seconds:g} s"
         except (*CONNECTION_ERRORS, ValueError) as error:
-            message = f"{self._shown}: {type(error).__name__}: {masked(str(error), password(self._url))}"
+            message = f"{self._shown_url}: {type(error).__name__}: {masked(str(error), password(self._url))}"
         logger.warning("sandbox: %s", message)
         return RunResult(Reason.SANDBOX, message=message)
 

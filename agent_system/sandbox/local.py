@@ -75,7 +75,8 @@ class LocalSandbox(Sandbox):
         self._closed = False
         self.level, first = self._strongest_level(levels)
         for _ in range(self.workers - 1):
-            self._slots.put(None)  # the worker is started when the slot is first used
+            # the worker is started when the slot is first used
+            self._slots.put(None)
         self._slots.put(first)
         atexit.register(self.close)
         logger.info("sandbox: %s", self.describe())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.agent import BaseAgent
-from agent_system.children import LONGEST_TASK, MAX_DEPTH, MOST_CHILDREN, ToolCaller
+from agent_system.children import LONGEST_TASK, ToolCaller, check_limits
 from agent_system.errors import AgentSystemError
 from agent_system.tools.tool import Tool, ToolError, make_tool
 from verl.utils.names import did_you_mean
@@ -61,7 +61,8 @@ class DelegateTool(Tool):
         self._check(task, caller, limit)
         try:
             reply = await caller.call(self.agent_id, task, limit)
-        except TimeoutError as error:  # one of the environment, not of the tool
+        except TimeoutError as error:
+            # one of the environment, not of the tool
             raise AgentSystemError(f"the call of {self.agent_id!r} by delegate: {error!r}") from error
         if not reply.valid:
             raise ToolError(f"{self.agent_id} gave no answer that could be read")
@@ -94,11 +95,7 @@ def delegate(agent_id: str, *, most: int = 4, depth: int = 1) -> DelegateTool:
     Raises:
         AgentSystemError: a limit is out of range.
     """
-    if not (1 <= most <= MOST_CHILDREN and 1 <= depth <= MAX_DEPTH):
-        raise AgentSystemError(
-            f"delegate: expected most from 1 to {MOST_CHILDREN} and depth from 1 to {MAX_DEPTH}, "
-            f"found most={most} and depth={depth}"
-        )
+    check_limits("delegate", most, depth)
     return _make(agent_id, most, depth)
 
 
@@ -124,7 +121,8 @@ def _make(agent_id: str, most: int, depth: int) -> DelegateTool:
         Args:
             task: what to do, complete: nothing else of this conversation is shown.
         """
-        raise NotImplementedError(task)  # `DelegateTool.call` calls the agent
+        # `DelegateTool.call` calls the agent
+        raise NotImplementedError(task)
 
     delegate.__doc__ = (delegate.__doc__ or "").replace(
         "Placeholder", f"Give a part of the work to {agent_id}, and return the reply"

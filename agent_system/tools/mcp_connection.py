@@ -21,7 +21,8 @@ from verl.utils.loop_thread import LoopThread
 T = TypeVar("T")
 MOST_LISTED = 10_000  # tools of a server
 LONGEST_RESULT = 1 << 20  # characters; agents cut it further
-LONGEST_LINE = 16 << 20  # bytes that a server writes to its standard output as one message
+# bytes that a server writes to its standard output as one message
+LONGEST_LINE = 16 << 20
 KEPT_ERRORS = 500  # characters of the end of a server's standard error
 
 
@@ -107,11 +108,12 @@ class Connection:
                 raise await self._end(error) from error
             data = getattr(error, "data", None)
             raise ToolError(str(error) if data is None else f"{error}: {_as_json(data)}") from error
-        except ValueError as error:  # a result that the protocol does not know
+        except ValueError as error:
+            # a result that the protocol does not know
             raise ToolError(f"{type(error).__name__}: {error}") from error
         except Exception as error:  # of the transport
             raise await self._end(error) from error
-        texts = [_shown(block) for block in result.content]
+        texts = [_block_text(block) for block in result.content]
         # A server may give a result in this form alone.
         if not any(texts) and result.structured_content is not None:
             texts = [_as_json(result.structured_content)]
@@ -226,12 +228,13 @@ class _Tail:
     """The end of what a process writes to its standard error."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._tail = b""
 
     async def last(self) -> str:
         """Return it, without white space around."""
-        await asyncio.sleep(0.05)  # the last words of a process may be on their way
-        return self._kept.decode("utf-8", "replace").strip()[-KEPT_ERRORS:]
+        # the last words of a process may be on their way
+        await asyncio.sleep(0.05)
+        return self._tail.decode("utf-8", "replace").strip()[-KEPT_ERRORS:]
 
     def file(self) -> Any:
         """Return a file to write to, which the running event loop reads until all have closed it."""
@@ -243,7 +246,7 @@ class _Tail:
             chunk = b""
             with suppress(BlockingIOError):
                 chunk = os.read(reader, 1 << 16)
-                self._kept = (self._kept + chunk)[-4 * KEPT_ERRORS :]
+                self._tail = (self._tail + chunk)[-4 * KEPT_ERRORS :]
                 if not chunk:
                     loop.remove_reader(reader)
                     os.close(reader)
@@ -302,7 +305,7 @@ def _schema(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _shown(block: Any) -> str:
+def _block_text(block: Any) -> str:
     """Return the text of a block of a result, of a resource too; of others their kind, and their
     address if they have one.
     """

@@ -162,7 +162,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
             if "return" not in hints:
                 raise
             schema = get_json_schema(described)
-    except Exception as error:  # transformers raises its own errors, whose classes differ between versions
+    except Exception as error:
+        # transformers raises its own errors, whose classes differ between versions
         raise AgentSystemError(
             f"tool {name!r} has no JSON schema: {error}; it needs a type for every argument and a "
             "docstring in Google style with `Args:`"

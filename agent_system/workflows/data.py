@@ -14,15 +14,16 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_system.errors import AgentSystemError
 
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,43 @@ class TaskSet:
             for name, tasks in (("train", train), ("test", test))
         ]
         return Split(rows[0], rows[1], frozenset(map(self.key, test)), self.files(*arguments))
+
+
+def draw_distinct(
+    count: int,
+    draw: Callable[[], T | None],
+    key: Callable[[T], Hashable],
+    used: Iterable[Hashable],
+    most_misses: int,
+    too_few: Callable[[int], str],
+) -> list[T]:
+    """Return `count` tasks with distinct keys.
+
+    Args:
+        count: number of tasks.
+        draw: draws a task, or None if the draw gave none.
+        key: of a task.
+        used: keys of other tasks, which these do not have.
+        most_misses: draws in a row that may add no task.
+        too_few: the message for the number of tasks after `most_misses`.
+
+    Raises:
+        AgentSystemError: there are too few different tasks, or they are too rare.
+    """
+    used_keys = set(used)
+    tasks: list[T] = []
+    misses = 0
+    while len(tasks) < count:
+        task = draw()
+        if task is not None and (task_key := key(task)) not in used_keys:
+            used_keys.add(task_key)
+            tasks.append(task)
+            misses = 0
+            continue
+        misses += 1
+        if misses > most_misses:
+            raise AgentSystemError(too_few(len(tasks)))
+    return tasks
 
 
 def write_split(split: Split, out: Path) -> None:

@@ -63,7 +63,8 @@ TOLERANCE = 1e-6
 _HASHES = re.compile(r"#### (-?[0-9.,]+)")  # exactly one space, as in verl
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _ELEMENT = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-Grader = Callable[[str, Any], Awaitable[float]]  # of a reply and the ground truth; returns the reward
+# of a reply and the ground truth; returns the reward
+Grader = Callable[[str, Any], Awaitable[float]]
 
 
 @dataclass(frozen=True)

@@ -551,8 +551,8 @@ def test_a_key_of_pettingllms_is_listed_once() -> None:
     "entry", [*VERL_KEYS, *VERL_VALUES, *VERL_MEANINGS, *TWINS], ids=lambda entry: entry.name
 )
 def test_an_entry_says_what_becomes_of_a_value(entry: VerlKey) -> None:
-    assert (entry.taken() == "refused") == (entry.take is None)
-    assert re.match(r"refused$|translated|left out|taken: ", entry.taken())
+    assert (entry.in_words() == "refused") == (entry.take is None)
+    assert re.match(r"refused$|translated|left out|taken: ", entry.in_words())
 
 
 def test_a_reward_model_gives_the_reward_of_the_team() -> None:

@@ -6,7 +6,7 @@ A name that is gone is reported with its line, so that whoever moved it can mend
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,13 +14,16 @@ import pytest
 
 from tests.docs.pages import pages
 from tests.docs.test_readme import is_key
-from tests.house.source import PACKAGES, ROOT, modules, nodes, tree
+from tests.house.source import PACKAGES, ROOT, imports, modules, nodes, tree
 
 PAGE = "docs/architecture.md"
 # Code spans that are no names of code: letters of shapes, and values that no constant spells.
 NO_NAMES = {"P", "R", "bsz"}
 # `12 files, 3,400 lines`: the files that the line names.
 COUNT = re.compile(r"\b(\d+) files(?:, ([\d,]+) lines)?")
+CORE_ALGOS = "verl.trainer.ppo.core_algos"
+# What may import everything.
+OF_EVERYTHING = ("agent_system.launch", "agent_system.serve", "verl.trainer.main_ppo")
 # Share by which the stated number of lines may differ: the page rounds.
 ROUNDING = 0.05
 
@@ -133,6 +136,45 @@ def wrong_counts(text: str) -> list[str]:
     return wrong
 
 
+def wrong_imports(table: str) -> list[str]:
+    """Modules that import of the two packages what the column *may import* of their row has not.
+
+    Args:
+        table: the page's table of packages. "The above" are the packages of the rows before, with what they
+            may import; "the same" is what `agent_system/` may.
+    """
+    wrong = []
+    above: set[str] = set()
+    of_agents: set[str] = set()
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `") or "everything" in cells[2] or "beside" in cells[0]:
+            continue
+        own, allowed = (
+            {span.strip("/").replace("/", ".") for span in re.findall(r"`([\w./]+)`", cells[column])}
+            for column in (0, 2)
+        )
+        allowed = {CORE_ALGOS if name == "core_algos" else name for name in own | allowed}
+        if "agent_system" in own:
+            of_agents = allowed
+        allowed |= (above if "the above" in cells[2] else set()) | (
+            of_agents if "the same" in cells[2] else set()
+        )
+        above |= allowed
+        wrong += [
+            f"{module}:{line_number} imports {target}"
+            for module in modules()
+            if _within(module, own) and not _within(module, OF_EVERYTHING)
+            for target, line_number in imports(module)
+            if _within(target, PACKAGES) and not _within(target, allowed)
+        ]
+    return wrong
+
+
+def _within(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
 def _files(spans: list[str], folders: list[Path]) -> set[Path]:
     """The files of a line. A folder counts with the modules in it unless the line names files of it."""
     files = {
@@ -179,3 +221,9 @@ def test_a_name_that_is_gone_is_found(line: str) -> None:
 )
 def test_a_wrong_count_is_found(line: str, right: bool) -> None:
     assert (wrong_counts(line) == []) == right
+
+
+def test_packages_import_what_the_page_says() -> None:
+    table = (ROOT / PAGE).read_text(encoding="utf-8").split("\n## Packages\n")[1].split("\n## ")[0]
+    assert not wrong_imports(table)
+    assert wrong_imports(table.replace("`verl.protocol`, `verl.utils`, `verl.compat`", "`verl.protocol`"))

@@ -18,6 +18,8 @@ PARTICIPLES = frozenset(
     }
 )  # fmt: skip
 MOST_PARTICIPLES = 24
+# Of attributes, fields and functions; some are of the public API (`Outcome.done`) or in checkpoints.
+MOST_MEMBERS = 24
 # Names that verl's controller has as well.
 VERLS = {
     "Worker", "ResourcePool", "RayResourcePool", "SubRayResourcePool", "Dispatch", "RayClassWithInitArgs",
@@ -39,6 +41,25 @@ def test_no_variable_is_named_by_a_participle_alone() -> None:
         if (name := stored_name(node)) and name.strip("_").lower() in PARTICIPLES
     ]
     assert len(left) <= MOST_PARTICIPLES, left
+
+
+def test_no_attribute_or_function_is_named_by_a_participle_alone() -> None:
+    left = [
+        f"{file}:{node.lineno} {name}"
+        for file, file_nodes in files()
+        for node in file_nodes
+        if (name := member_name(node)) and name.strip("_").lower() in PARTICIPLES
+    ]
+    assert len(left) <= MOST_MEMBERS, left
+
+
+def member_name(node: ast.AST) -> str:
+    """The name of an attribute that is set, of a field of a class or of a function."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id
+    return node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
 
 
 def stored_name(node: ast.AST) -> str:

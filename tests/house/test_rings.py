@@ -46,6 +46,7 @@ OPTIONAL = {
     "verl.trainer.ppo.alarm_lines": "the first episodes of a run",
     "verl.trainer.sft": "verl-mas sft",
     "verl.trainer.plan.presets": "algorithm.preset",
+    "verl.trainer.plan.role_policies": "agent.role_policies",
     "verl.trainer.plan.reward_model": "reward.model.kind",
     "verl.trainer.ppo.correction_bounds": "algorithm.rollout_correction",
     "verl.utils.dataset.tail_loader": "data.tail_window",

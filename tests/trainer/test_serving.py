@@ -4,8 +4,7 @@ from pathlib import Path
 
 from tests.plans import plan_of
 from verl.trainer.config import RunConfig
-from verl.trainer.ppo.controller import LocalController
-from verl.trainer.serving import for_serving, serving_team
+from verl.trainer.serving import Engines, for_serving, running_engines
 
 
 def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: Path) -> None:
@@ -14,12 +13,9 @@ def test_a_team_whose_engines_spanned_devices_is_served_on_one(tiny_model_dir: P
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     model.path, rollout.name, rollout.tensor_model_parallel_size = str(tiny_model_dir), "vllm", 2
     own = for_serving(config, "cpu")
-    team = serving_team(own, plan_of(own), LocalController(own.trainer, own.rollout, "cpu"))
-    team.start()
-    team.init_model(1)
-    assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [
-        0.0,
-        0.0,
-    ]
-    team.shutdown()
+    with running_engines(own, plan_of(own), Engines()) as team:
+        assert [stats["active"] for engines in team.engines.groups.values() for stats in engines.stats()] == [
+            0.0,
+            0.0,
+        ]
     assert rollout.tensor_model_parallel_size == 2, "the saved configuration stays as it is"

@@ -89,7 +89,8 @@ def plain_class(worker_class: type) -> type:
 
 
 def _delegate(key: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.ismethod(method):  # a class method: Ray sets attributes of the underlying function
+    # a class method: Ray sets attributes of the underlying function
+    if inspect.ismethod(method):
         method = method.__func__
     if inspect.iscoroutinefunction(method):
 

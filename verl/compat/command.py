@@ -70,7 +70,8 @@ def translate(overrides: Sequence[str]) -> TranslatedCommand:
         )
     else:
         translations = {o: t if key_of(o) in twins else None for o, t in translations.items()}
-    values: dict[str, tuple[str, str]] = {}  # key here -> its value, and the setting that gave it
+    # key here -> its value, and the setting that gave it
+    values: dict[str, tuple[str, str]] = {}
     for override in overrides:
         key = key_of(override)
         other = next((entry for entry in VERL_MEANINGS if command.upstream and entry.name == key), None)

@@ -100,7 +100,8 @@ class DynamicEnum(metaclass=_DynamicEnumMeta):
         return f"<{type(self).__name__}.{self.name}: {self.value}>"
 
     def __reduce__(self) -> tuple[Any, tuple[type, str]]:
-        return _member, (type(self), self.name)  # one object per member in every process
+        # one object per member in every process
+        return _member, (type(self), self.name)
 
     @classmethod
     def register(cls, name: str) -> Any:

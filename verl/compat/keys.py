@@ -91,7 +91,7 @@ class VerlKey:
         """Return whether `key` is this key, or below it."""
         return fnmatchcase(key, self.name) or fnmatchcase(key, f"{self.name}.*")
 
-    def taken(self) -> str:
+    def in_words(self) -> str:
         """Return what becomes of a value on a command line, in words."""
         words = " ".join((self.take.__doc__ or "").partition("\n\n")[0].split()) if self.take else "Refused."
         return (words[:1].lower() + words[1:]).rstrip(".")

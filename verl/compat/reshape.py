@@ -71,7 +71,8 @@ def allgather_dict_tensors(
         dim: dimension to concatenate along.
     """
     joined: dict[str, torch.Tensor] = {}
-    for key in sorted(tensors.keys()):  # the order of collectives must be the same on every rank
+    # the order of collectives must be the same on every rank
+    for key in sorted(tensors.keys()):
         parts = [torch.empty_like(tensors[key], memory_format=torch.contiguous_format) for _ in range(size)]
         torch.distributed.all_gather(parts, tensors[key].contiguous(), group=group)
         joined[key] = torch.cat(parts, dim=dim)

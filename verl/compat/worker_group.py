@@ -83,7 +83,7 @@ class RayWorkerGroup(ActorGroup):
         self.device_name = device_name or ("cuda" if with_gpus else "cpu")
         self._method_prefix = method_prefix
         self._strategy = "STRICT_PACK" if bin_pack else "PACK"
-        self._wanted = (master_addr, master_port, master_port_range)
+        self._master = (master_addr, master_port, master_port_range)
         if worker_names is not None or worker_handles is not None:
             WorkerGroup.__init__(self, resource_pool, timeout_s=timeout_s)
             self._begin(name_prefix)
@@ -157,7 +157,7 @@ class RayWorkerGroup(ActorGroup):
         return self.use_gpu and self.device_name != "cpu"
 
     def _find_rendezvous(self, slots: list[Slot]) -> tuple[str, int]:
-        return find_rendezvous(slots, *self._wanted)
+        return find_rendezvous(slots, *self._master)
 
     def _submit(
         self, method_name: str, calls: list[tuple[int, tuple[Any, ...], dict[str, Any]]]

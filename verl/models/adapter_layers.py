@@ -94,7 +94,8 @@ def _is_adapted(config: Any, model_type: str, leaf: str) -> bool:
         warnings.simplefilter("ignore")
         try:
             inject_adapter_in_model(config, model)
-        except ValueError:  # what PEFT raises for a layer that it refuses, and where no layer matches
+        except ValueError:
+            # what PEFT raises for a layer that it refuses, and where no layer matches
             return False
     return isinstance(getattr(layers, leaf), BaseTunerLayer)
 

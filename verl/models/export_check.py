@@ -16,9 +16,11 @@ from verl.models.loader import (
 )
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.models.saving import save_language_model
+from verl.utils.names import error_line
 
 TOKENS = 24
-BOUND = 1e-4  # the same tensors in the same code give the same bits; a buffer that is computed anew may round
+# the same tensors in the same code give the same bits; a buffer that is computed anew may round
+BOUND = 1e-4
 LONGEST_REASON = 200
 WITH_ADAPTERS = "train it with adapters (agent.specialization=lora), which are exported apart from the base"
 
@@ -53,7 +55,7 @@ def export_difference(config: Any) -> float:
                 **own_code_options(config),
             )
         except Exception as error:  # code of a model may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+            reason = error_line(error, most=LONGEST_REASON)
             raise ModelPathError(
                 f"transformers does not read back an export of {config.model_type} ({reason}); "
                 f"{WITH_ADAPTERS}"

@@ -64,7 +64,8 @@ def _loading_report(folder: str, config: Any, trust_remote_code: bool) -> Any:
     from transformers.utils import logging as transformers_logging
 
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what it would print is in the report
+    # what it would print is in the report
+    transformers_logging.set_verbosity_error()
     try:
         with reading_model(folder):
             loaded: Any = AutoModelForCausalLM.from_pretrained(

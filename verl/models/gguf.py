@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from verl.models.loader import ModelPathError, check_causal_lm, count_of
+from verl.utils.names import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def _download(path: str) -> Path:
         return Path(hf_hub_download(repository, name))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise ModelPathError(
-            f"{path!r} is neither an existing file nor one of the hub that can be loaded: {_line(error)}"
+            f"{path!r} is neither an existing file nor one of the hub that can be loaded: {error_line(error)}"
         ) from error
 
 
@@ -186,11 +187,11 @@ def _reading(file: Path) -> Iterator[None]:
         raise
     except ImportError as error:
         raise ModelPathError(
-            f"reading {str(file)!r} needs the package gguf: pip install -e '.[gguf]' ({_line(error)})"
+            f"reading {str(file)!r} needs the package gguf: pip install -e '.[gguf]' ({error_line(error)})"
         ) from error
     except DAMAGE as error:
         raise ModelPathError(
-            f"GGUF file {str(file)!r} cannot be read: {_line(error)}; it is cut or damaged, or "
+            f"GGUF file {str(file)!r} cannot be read: {error_line(error)}; it is cut or damaged, or "
             "transformers cannot read a model like it: copy the file again, or give the model's "
             "own folder of safetensors"
         ) from error
@@ -325,7 +326,8 @@ def _configuration(file: Path, values: dict[str, Any], metadata: Mapping[str, An
         config.head_dim = size
     classes: Any = AutoModelForCausalLM._model_mapping
     if type(config) in classes:
-        config.architectures = [classes[type(config)].__name__]  # vLLM chooses its class by it
+        # vLLM chooses its class by it
+        config.architectures = [classes[type(config)].__name__]
     if (
         factors := next((tensor for tensor in tensors if tensor.name == "rope_freqs.weight"), None)
     ) is not None:
@@ -442,7 +444,8 @@ def _write_weights(file: Path, folder: Path, config: Any, architecture: str, ten
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     names = get_gguf_hf_weights_map(skeleton, processor)
     shards = _Shards(folder)
-    joined: dict[str, torch.Tensor] = {}  # tensors that a processor assembles from several of the file
+    # tensors that a processor assembles from several of the file
+    joined: dict[str, torch.Tensor] = {}
     unread = []
     for tensor in tensors:
         if tensor.name == "rope_freqs.weight":
@@ -553,8 +556,3 @@ def _write_whole(file: Path, folder: Path, config: Any) -> None:
     model.hf_quantizer = None
     del model.config.quantization_config
     model.save_pretrained(folder)
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

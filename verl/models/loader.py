@@ -113,7 +113,8 @@ def reading_model(path: str) -> Iterator[None]:
             yield
     except ModelPathError:
         raise
-    except Exception as error:  # transformers, safetensors, and code of any model
+    except Exception as error:
+        # transformers, safetensors, and code of any model
         advice = (
             "; it ships code of its own: actor_rollout_ref.model.trust_remote_code=true runs it"
             if _is_own_code(error)
@@ -355,7 +356,8 @@ def tokenizer_to_save(path: str, *, trust_remote_code: bool = False, warn: bool 
     """
     try:
         return load_tokenizer(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # its files or its own code may raise anything
+    except Exception as error:
+        # its files or its own code may raise anything
         if warn:
             logger.warning(
                 "weights are saved without a tokenizer, which cannot be loaded from %r: %s",

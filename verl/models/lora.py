@@ -207,7 +207,8 @@ def read_adapter(path: str | Path) -> dict[str, torch.Tensor]:
 
     try:
         weights: dict[str, torch.Tensor] = load_peft_weights(str(path), device="cpu")
-    except Exception as error:  # a damaged file raises errors of several libraries
+    except Exception as error:
+        # a damaged file raises errors of several libraries
         raise LoraTargetError(f"lora_adapter_path={path}: its weights cannot be read: {error}") from error
     return weights
 

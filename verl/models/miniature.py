@@ -33,8 +33,10 @@ from verl.models.shrink import (
     width_changes,
     window_changes,
 )
+from verl.utils.names import error_line
 
-SMALL_LAYERS = 8  # configurations with a small hidden size and up to so many layers keep their layers
+# configurations with a small hidden size and up to so many layers keep their layers
+SMALL_LAYERS = 8
 PREFIX_LAYERS = 12
 # layers to look at where no field says how layers differ; code may still treat every second one
 # differently
@@ -45,9 +47,9 @@ TOKENS = 12
 # it, in tokens: short enough that a row of a check crosses each.
 WINDOW = 8
 LIMIT = 32
-DISTINCT = (
-    6  # an attribute with more values over the layers is a function of the position and not a kind of layer
-)
+# An attribute with more values over the layers is a function of the position and not a kind of
+# layer.
+DISTINCT = 6
 
 _LAYER_COUNT = re.compile(
     r"(num_|n_)?(conf_num_)?(hidden_|decoder_|encoder_|global_)?layers?|depth|num_blocks|num_layers_per_stack"
@@ -212,7 +214,7 @@ class _Search:
         try:
             error = _run(config)
         except Exception as failure:  # code of any model
-            error = f"{type(failure).__name__}: {(str(failure).strip() or 'no message').splitlines()[0]}"
+            error = error_line(failure, typed=True)
         self.error = self.error or error
         return not error
 
@@ -268,7 +270,8 @@ def _is_index_list(name: str, value: Any, count: int) -> bool:
     )
 
 
-Observation = list[dict[Any, Any]]  # of each layer: what its modules and the configuration's lists say of it
+# of each layer: what its modules and the configuration's lists say of it
+Observation = list[dict[Any, Any]]
 
 
 def _fewer_layers(config: Any) -> list[Change]:

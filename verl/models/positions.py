@@ -27,7 +27,8 @@ def fails_beyond_positions(config: Any) -> bool:
     with torch.no_grad():
         try:
             model(input_ids=tokens[:, :-1], use_cache=False)
-        except Exception:  # code of a model may raise anything; the layout check says so
+        except Exception:
+            # code of a model may raise anything; the layout check says so
             return False
         try:
             model(input_ids=tokens, use_cache=False)

@@ -14,7 +14,8 @@ from verl.models.loader import ModelPathError, check_model_path, reading_model
 from verl.models.miniature import MiniatureError, draw_weights, miniature, one_thread
 from verl.workers.engine.layout import RopeState
 
-ROWS = (45, 5, 29, 70, 40)  # of the check, in tokens; miniatures have windows of 8 and position limits of 32
+# of the check, in tokens; miniatures have windows of 8 and position limits of 32
+ROWS = (45, 5, 29, 70, 40)
 TOLERANCE = 1e-3
 
 

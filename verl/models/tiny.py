@@ -24,7 +24,8 @@ SPECIAL_TOKENS = (
     START_TOKEN,
     END_TOKEN,
 )
-CHAT_TEMPLATE = (  # of tools it shows the names of their arguments: a tiny model has no use for schemas
+# of tools it shows the names of their arguments: a tiny model has no use for schemas
+CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\nCall by <tool_call>:' }}{% for tool in tools %}{{ ' ' + "
     "tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}{% endfor "
     "%}{{ '<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + "

@@ -29,7 +29,8 @@ def load_value_model(
 
     config = _scalar_config(path, trust_remote_code)
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # a head that the checkpoint does not hold is expected here
+    # a head that the checkpoint does not hold is expected here
+    transformers_logging.set_verbosity_error()
     try:
         with reading_model(path):
             model, loading_info = AutoModelForTokenClassification.from_pretrained(

@@ -19,7 +19,8 @@ def as_object_array(values: Sequence[Any] | np.ndarray) -> np.ndarray:
         return values
     try:
         return np.array(values, dtype=object)
-    except ValueError:  # numpy cannot broadcast elements that are arrays with partly equal shapes
+    except ValueError:
+        # numpy cannot broadcast elements that are arrays with partly equal shapes
         array = np.empty(len(values), dtype=object)
         for i, value in enumerate(values):
             array[i] = value
@@ -88,7 +89,8 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         f"Two tensor dict must have identical batch size. Got {tensor_dict1.batch_size} and "
         f"{tensor_dict2.batch_size}"
     )
-    first_columns = set(tensor_dict1.keys())  # iterating a TensorDict itself walks its rows
+    # iterating a TensorDict itself walks its rows
+    first_columns = set(tensor_dict1.keys())
     for key in list(tensor_dict2.keys()):
         if key not in first_columns:
             tensor_dict1[key] = tensor_dict2[key]

@@ -21,7 +21,8 @@ def serialize_single_tensor(obj: torch.Tensor) -> SerializedTensor:
 def deserialize_single_tensor(arr: SerializedTensor) -> torch.Tensor:
     """Return the tensor of `serialize_single_tensor`, in writable memory."""
     dtype, shape, data = arr
-    buffer = data if data.flags.writeable else data.copy()  # shared-memory pages are read-only
+    # shared-memory pages are read-only
+    buffer = data if data.flags.writeable else data.copy()
     if buffer.size == 0:
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(buffer).view(getattr(torch, dtype)).view(shape)

@@ -33,16 +33,18 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         return frozenset()
 
     def rendered(conversation: Sequence[Mapping[str, Any]]) -> str:
-        for tools in (None, [_TOOL]):  # some templates show no conversation without tools
+        # some templates show no conversation without tools
+        for tools in (None, [_TOOL]):
             try:
                 return str(
                     tokenizer.apply_chat_template(list(conversation), tools=tools, tokenize=False, **kwargs)
                 )
-            except Exception:  # a template may raise anything for a conversation that it does not show
+            except Exception:
+                # a template may raise anything for a conversation that it does not show
                 continue
         return ""
 
-    def shown(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
+    def around_answer(field: str = "", more: Sequence[Mapping[str, Any]] = ()) -> tuple[str, str]:
         """Return what stands before an answer, from its thinking or the question on, and after it,
         up to the next question.
         """
@@ -59,9 +61,9 @@ def turn_end_ids(tokenizer: Any, template_kwargs: Mapping[str, Any] | None = Non
         return head.rpartition(_THOUGHT if field else _QUESTION)[2], rest.partition(_QUESTION)[0]
 
     tokens = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()} - {""}
-    inner = " ".join(shown(field)[0] for field in _FIELDS)
-    between, final = shown()
-    earlier = shown(more=[{"role": "user", "content": _QUESTION}])[1]
+    inner = " ".join(around_answer(field)[0] for field in _FIELDS)
+    between, final = around_answer()
+    earlier = around_answer(more=[{"role": "user", "content": _QUESTION}])[1]
     after = _tokens(shared_start(final, earlier), tokens) or _tokens(final, tokens)
     end_tokens = [token for token in after if token not in inner]
     also_of_the_user = [token for token in end_tokens if token in between]

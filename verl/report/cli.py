@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from verl.report.index import Report, read_report
 from verl.report.page import MEGABYTE, report_page
 from verl.report.plain import printable
 from verl.trainer.config.command import fail
-from verl.utils.disk import DiskError, writing
+from verl.utils.disk import DiskError, write_whole, writing
 
 RAISED = 3
 
@@ -71,11 +70,9 @@ def write_page(path: Path, page: str) -> None:
     Raises:
         DiskError: it cannot be written.
     """
-    new = path.with_name(f".{path.name}.new")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(page, encoding="utf-8")
-        os.replace(new, path)
+        write_whole(path, page.encode())
 
 
 def _raised(run: dict[str, Any]) -> list[dict[str, Any]]:

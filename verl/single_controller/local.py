@@ -145,7 +145,8 @@ class LocalWorkerGroup(WorkerGroup):
         """End the event loop of the worker, and close it."""
         worker = self._worker
         self._worker = None
-        if self._loop is not None:  # first: what it still runs fails, and is not served by half a worker
+        # first: what it still runs fails, and is not served by half a worker
+        if self._loop is not None:
             self._loop = None
             self._end_loop()
         if isinstance(worker, Worker):
@@ -179,7 +180,8 @@ class LocalWorkerGroup(WorkerGroup):
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             future.set_result(method(*args, **kwargs))
-        except Exception as error:  # raised where the result is read, as with a worker process
+        except Exception as error:
+            # raised where the result is read, as with a worker process
             future.set_exception(error)
         return future
 

@@ -29,6 +29,7 @@ from verl.models.path import absolute_model_path
 from verl.models.reward_model import scoring_of
 from verl.models.value_model import check_value_model
 from verl.protocol.generate import RolloutError
+from verl.utils.names import error_line
 from verl.workers.engine.head_check import choose_head
 from verl.workers.engine.head_scores import LogitMap
 from verl.workers.engine.layout import RowLayout
@@ -200,8 +201,9 @@ def own_weights(
     try:
         difference = layout_difference(load, layout, logit_map)
     except (MemoryError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[:1]
-        return CheckRow("own weights", REFUSED, f"the model cannot be run on this machine: {first}")
+        return CheckRow(
+            "own weights", REFUSED, f"the model cannot be run on this machine: {error_line(error)}"
+        )
     # Published weights give sharper distributions than drawn ones; rounding grows with their
     # logits.
     verdict = EXACT if difference <= 10 * FP32_BOUND else REFUSED

@@ -33,6 +33,7 @@ from verl.trainer.plan.placement import Placement
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import cluster_address
 from verl.utils.host_memory import free_memory
+from verl.utils.names import error_line
 from verl.workers.engine.activation_memory import Shape, TrainingMemory
 from verl.workers.engine.head_check import choose_head
 from verl.workers.engine.head_scores import LogitMap
@@ -127,7 +128,8 @@ def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
         reserved_bytes = sum(other.resident for other in others)
-        if processes > 1:  # groups in processes of their own may be busy at the same time
+        # groups in processes of their own may be busy at the same time
+        if processes > 1:
             reserved_bytes += sum(earlier_model.memory.transient for earlier_model in models[:number])
         model.choose(room - reserved_bytes)
     _fill(config.actor_rollout_ref, config.critic, plan, models)
@@ -191,29 +193,31 @@ class _Model:
     def __init__(self, plan: RunPlan, group: GroupPlan, device: str) -> None:
         assert group.devices is not None, "it is trained"
         self.group = group
-        self.own = group.config
+        self.config = group.config
         self.longest = group.max_model_len
         self._ranks = group.devices.ranks
         self._device = device
         self._critic = group.wg_id in plan.critics
         self._reference = not group.adapters and any(plan.policies[name].reference for name in group.policies)
-        self._dtype = resolve_dtype(self.own.actor.fsdp_config.dtype, device)
-        self.slots = self.own.rollout.slots
+        self._dtype = resolve_dtype(self.config.actor.fsdp_config.dtype, device)
+        self.slots = self.config.rollout.slots
         self._usual_slots = self.slots
         self.memory = GroupMemory(0, 0, 0, 0, 0, 0, 0, False)
         self._counted: dict[bool, TrainingMemory] = {}
-        self._network = load_config(self.own.model.path, trust_remote_code=self.own.model.trust_remote_code)
+        self._network = load_config(
+            self.config.model.path, trust_remote_code=self.config.model.trust_remote_code
+        )
 
     def _training(self, checkpointing: bool) -> TrainingMemory:
         if checkpointing not in self._counted:
-            model = self.own.model
+            model = self.config.model
             layout = choose_layout(
                 self._network,
                 use_remove_padding=model.use_remove_padding,
                 attention=model.attn_implementation,
                 device=self._device,
                 dtype=self._dtype,
-                share_prefixes=self.own.actor.use_prefix_grouper,
+                share_prefixes=self.config.actor.use_prefix_grouper,
             ).layout
             adapters = tuple(
                 (name, lora_spec(adapter_config.model))
@@ -232,27 +236,28 @@ class _Model:
                 model.trust_remote_code,
                 logit_map,
                 # a pass of several adapters has the gradient as soon as one of them wants it
-                any(one.actor.entropy_coeff for one in self.group.adapters.values() or [self.own]),
+                any(one.actor.entropy_coeff for one in self.group.adapters.values() or [self.config]),
             )
         return self._counted[checkpointing]
 
     def fixed(self) -> GroupMemory:
         """Return what does not depend on the budget of a micro-batch."""
-        training = self._training(bool(self.own.model.enable_gradient_checkpointing))
-        master = resolve_dtype(self.own.actor.fsdp_config.model_dtype, self._device).itemsize
+        training = self._training(bool(self.config.model.enable_gradient_checkpointing))
+        master = resolve_dtype(self.config.actor.fsdp_config.model_dtype, self._device).itemsize
         adapters = len(self.group.adapters)
         adapter_numbers = training.trained if adapters else 0
         trained = training.trained * max(1, adapters)
         copies = 1 + self._reference + self._critic
         weights = (training.parameters * copies + adapter_numbers * adapters) * master
         optimizer = (trained + self._critic * training.parameters) * ADAM_STATES * FP32
-        rollout = self.own.rollout
+        rollout = self.config.rollout
         numbers = resolve_dtype(rollout.dtype, self._device).itemsize
         engine = (training.parameters + adapter_numbers * adapters) * numbers
         text = self._network.get_text_config()
         cache = self._cache(text, numbers) + self.slots * int(text.vocab_size) * SAMPLING_BYTES
         if self._device == "cpu" and rollout.name == "hf":
-            cache += training.parameters * numbers  # weights in another order, for products
+            # weights in another order, for products
+            cache += training.parameters * numbers
         gradients = training.trained * FP32 // self._ranks
         return GroupMemory(
             weights // self._ranks, optimizer // self._ranks, gradients, engine, cache, 0, 0, False
@@ -268,28 +273,31 @@ class _Model:
         """Return whether the engine has fewer slots than it would have on a larger machine."""
         return self.slots < self._usual_slots
 
-    def _given(self) -> tuple[int | None, int | None]:
+    def _set_sizes(self) -> tuple[int | None, int | None]:
         """Return the tokens and the rows of a micro-batch that are set."""
-        actor = self.own.actor
+        actor = self.config.actor
         rows = actor.ppo_micro_batch_size_per_gpu
         return (actor.ppo_max_token_len_per_gpu, None) if rows is None else (None, rows)
 
-    def _wanted(self) -> Shape:
+    def _largest_shape(self) -> Shape:
         """Return the largest micro-batch that the run may have."""
-        tokens, rows = self._given()
+        tokens, rows = self._set_sizes()
         return self._shape(tokens or MOST_TOKENS) if rows is None else self._of_rows(rows)
 
     def is_counted(self) -> bool:
         """Return whether a pass of the model can be counted; a line says so if not."""
         try:
             self.fixed()
-            self._training(bool(self.own.model.enable_gradient_checkpointing)).of_pass(self._wanted())
-        except Exception as error:  # code of any model may raise anything, and some operations need numbers
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._training(bool(self.config.model.enable_gradient_checkpointing)).of_pass(
+                self._largest_shape()
+            )
+        except Exception as error:
+            # code of any model may raise anything, and some operations need numbers
+            reason = error_line(error)
             logger.warning(
                 "memory: a pass of %s cannot be counted (%s): micro-batches have up to %s tokens "
                 "unless %s is set",
-                self.own.model.path,
+                self.config.model.path,
                 reason,
                 f"{MOST_TOKENS:,}",
                 ACTOR,
@@ -303,15 +311,17 @@ class _Model:
         """
         fixed = self.fixed()
         while (
-            self.own.rollout.max_num_seqs is None and self.slots > 1 and fixed.resident + fixed.cache > room
+            self.config.rollout.max_num_seqs is None
+            and self.slots > 1
+            and fixed.resident + fixed.cache > room
         ):
             self.slots //= 2
             fixed = self.fixed()
         left = room - fixed.resident - fixed.gradients - self._gathered()
-        token_budget, rows = self._given()
-        shape_limit = self._wanted()
+        token_budget, rows = self._set_sizes()
+        shape_limit = self._largest_shape()
         least = shape_limit if rows is not None or token_budget is not None else self._of_rows(1)
-        checkpointing = self.own.model.enable_gradient_checkpointing
+        checkpointing = self.config.model.enable_gradient_checkpointing
         for option in (False, True) if checkpointing is None else (bool(checkpointing),):
             counted = self._training(option)
             if counted.of_pass(least) > left:
@@ -334,7 +344,7 @@ class _Model:
         before its end. It is not used where they are trained in the dtype in which they are kept.
         """
         if self._ranks > 1 or self._dtype == resolve_dtype(
-            self.own.actor.fsdp_config.model_dtype, self._device
+            self.config.actor.fsdp_config.model_dtype, self._device
         ):
             return 0
         return self._training(False).parameters * self._dtype.itemsize
@@ -344,7 +354,7 @@ class _Model:
         return self._of_rows(max(1, tokens // self.longest))
 
     def _of_rows(self, rows: int) -> Shape:
-        reply = min(self.own.rollout.response_length or self.longest // 2, self.longest - 1)
+        reply = min(self.config.rollout.response_length or self.longest // 2, self.longest - 1)
         return Shape(rows, self.longest - reply, reply)
 
     def _largest(self, counted: TrainingMemory, least: Shape, shape_limit: Shape, left: int) -> Shape | None:
@@ -391,9 +401,9 @@ class _Model:
                 with_adapters
             )
         fitting = [f"{keys} ({size:.2f} GiB)" for keys, size in options.items() if size * GIB <= room]
-        needed = total(least, bool(self.own.model.enable_gradient_checkpointing), 1.0)
+        needed = total(least, bool(self.config.model.enable_gradient_checkpointing), 1.0)
         return (
-            f"model {self.own.model.path}: the run needs {needed:.2f} GiB and can have "
+            f"model {self.config.model.path}: the run needs {needed:.2f} GiB and can have "
             f"{max(0, room) / GIB:.2f} GiB; "
             + (
                 f"these would do: {'; '.join(fitting)}"
@@ -427,7 +437,7 @@ def _fill(
     """Write the chosen values where none is set."""
     tokens = min((model.memory.tokens for model in models), default=MOST_TOKENS)
     scored = MOST_SCORED_TOKENS if tokens >= MOST_TOKENS else tokens
-    slots = min((model.slots for model in models if model.own.rollout.max_num_seqs is None), default=None)
+    slots = min((model.slots for model in models if model.config.rollout.max_num_seqs is None), default=None)
     for model_config in _configs(actor_rollout_ref, plan):
         if model_config.rollout.max_num_seqs is None:
             model_config.rollout.max_num_seqs = slots or model_config.rollout.slots

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from verl.trainer.plan.run import RunPlan
-from verl.utils.disk import DiskError, writing
+from verl.utils.disk import DiskError, write_whole, writing
 from verl.utils.host_memory import limit_of_memory
 from verl.utils.tracking.jsonl import back_up
 
@@ -166,12 +166,10 @@ class RunState:
             self._warned = True
 
     def _write(self) -> None:
-        temporary = self.path.with_name(f".{NAME}")
         with self._lock, writing(self.path):
             content = json.dumps(self._content(), ensure_ascii=False)
             # a lone surrogate in a message has no UTF-8
-            temporary.write_text(content + "\n", encoding="utf-8", errors="backslashreplace")
-            os.replace(temporary, self.path)
+            write_whole(self.path, (content + "\n").encode("utf-8", "backslashreplace"))
 
     def _content(self) -> dict[str, Any]:
         progress = self._progress

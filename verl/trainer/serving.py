@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from verl.trainer.checkpoint.saved_run import SavedRun
 from verl.trainer.config import RunConfig
 from verl.trainer.config.reward import RewardConfig
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.ppo.controller import Controller
+from verl.trainer.ppo.controller import build_controller
 from verl.trainer.ppo.team import TeamWorkers
 from verl.trainer.ppo.weight_sync import load_weights
 from verl.utils.checkpoint import CheckpointError
@@ -43,20 +44,23 @@ def for_serving(config: RunConfig, device: str) -> RunConfig:
     stop it.
     """
     clone = copy.deepcopy(config)
-    clone.trainer.controller, clone.trainer.device, clone.trainer.nnodes, clone.trainer.n_gpus_per_node = (
-        "local",
-        device,
-        1,
-        1,
-    )
-    clone.trainer.resource_pool, clone.trainer.pool_sizes = "shared", {}
-    clone.rollout.nnodes, clone.rollout.n_gpus_per_node = 1, 0
+    clone.trainer.controller = "local"
+    clone.trainer.device = device
+    clone.trainer.nnodes = 1
+    clone.trainer.n_gpus_per_node = 1
+    clone.trainer.resource_pool = "shared"
+    clone.trainer.pool_sizes = {}
+    clone.trainer.val_only = True
+    clone.rollout.nnodes = 1
+    clone.rollout.n_gpus_per_node = 0
+    clone.rollout.max_failure_rate = 1.0
+    clone.agent.role_policies = {}
     unscored = {
         name: getattr(RewardConfig(), name)
         for name in ("custom_reward_function", "reward_manager", "agent_functions", "model")
     }
-    clone.reward = replace(clone.reward, **unscored)  # questions have no ground truth
-    clone.trainer.val_only, clone.rollout.max_failure_rate, clone.agent.role_policies = True, 1.0, {}
+    # questions have no ground truth
+    clone.reward = replace(clone.reward, **unscored)
     clone.gateway.program_error = "fail"  # an answer, or an error
     return clone
 
@@ -77,11 +81,17 @@ def serving_plan(plan: RunPlan, engines: Engines) -> RunPlan:
     return replace(plan, groups=tuple(groups))
 
 
-def serving_team(
-    config: RunConfig, plan: RunPlan, controller: Controller, engines: Engines = Engines()
-) -> TeamWorkers:
-    """Return the worker groups of a plan with only their rollout servers."""
-    return TeamWorkers(config, serving_plan(plan, engines), controller)
+@contextmanager
+def running_engines(config: RunConfig, plan: RunPlan, engines: Engines) -> Iterator[TeamWorkers]:
+    """Start the engines of a plan, with the weights of its models; end them at exit."""
+    with ExitStack() as started:
+        controller = build_controller(config)
+        started.callback(controller.shutdown)
+        team = TeamWorkers(config, serving_plan(plan, engines), controller)
+        started.callback(team.shutdown)
+        team.start()
+        team.init_model(1)
+        yield team
 
 
 def serve_weights(saved: SavedRun, team: TeamWorkers) -> None:

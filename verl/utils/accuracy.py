@@ -93,11 +93,7 @@ def bootstrap_interval(
     """Return the percentile bootstrap interval of the mean of `task_values` [num_tasks]; for values
     outside [0, 1] (rewards).
     """
-    array = np.asarray(task_values, dtype=np.float64)
-    if array.ndim != 1 or not len(array):
-        raise ValueError(
-            f"task_values has shape {array.shape}; expected one value per task and at least one task"
-        )
+    array = _per_task(task_values)
     rng = np.random.default_rng(seed)
     means = np.array([array[rng.integers(len(array), size=len(array))].mean() for _ in range(num_resamples)])
     tail = (1 - confidence) / 2
@@ -105,15 +101,20 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Return the mean of `task_values` [num_tasks] with Wilson's interval if all are in [0, 1],
-    else with the bootstrap's.
-    """
-    array = np.asarray(task_values, dtype=np.float64)
+def _per_task(task_values: ArrayLike) -> NDArray[np.float64]:
+    array: NDArray[np.float64] = np.asarray(task_values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise ValueError(
             f"task_values has shape {array.shape}; expected one value per task and at least one task"
         )
+    return array
+
+
+def estimate(task_values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Return the mean of `task_values` [num_tasks] with Wilson's interval if all are in [0, 1],
+    else with the bootstrap's.
+    """
+    array = _per_task(task_values)
     mean = float(array.mean())
     if array.min() >= 0 and array.max() <= 1:
         low, high = wilson_interval(min(mean, 1.0), len(array), confidence)

@@ -18,6 +18,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from verl.utils.names import error_line
+
 _META = "meta.json"
 # Names of the tensors of the model begin with it; others are of the optimizer.
 WEIGHTS = "model."
@@ -136,7 +138,8 @@ def _save_shards(tensors: dict[str, torch.Tensor], folder: Path, group: dist.Pro
     if dist.get_world_size(group) > 1:
         dcp.save(tensors, checkpoint_id=folder, process_group=group)
         return
-    with _one_process():  # the same files, without what torch would send to itself
+    # the same files, without what torch would send to itself
+    with _one_process():
         dcp.save(tensors, checkpoint_id=folder, no_dist=True)
 
 
@@ -190,9 +193,7 @@ def load_sharded(
     try:
         dcp.load(dict(tensors), checkpoint_id=folder / _SHARDS, process_group=group)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1]}"
-        ) from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error_line(error, last=True)}") from error
     if meta["world_size"] != dist.get_world_size(group):
         return {}
     return torch.load(folder / f"rank_{dist.get_rank(group)}.pt", weights_only=True)
@@ -232,9 +233,7 @@ def stored_weights(path: str | Path, limit_bytes: int) -> Iterator[dict[str, tor
         pickle.UnpicklingError,
         EOFError,
     ) as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read: {str(error).strip().splitlines()[-1:]}"
-        ) from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error_line(error, last=True)}") from error
 
 
 def _filled(tensors: dict[str, torch.Tensor], shards: Path) -> dict[str, torch.Tensor]:

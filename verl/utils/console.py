@@ -119,7 +119,8 @@ class StepDisplay:
     def update(self, step: int, data: Mapping[str, float]) -> None:
         """Show `step` with its metrics; step 0 (validation before training) has no ETA."""
         if step == self._start_step:
-            self._started = self._clock()  # the time before the first step is not part of the ETA
+            # the time before the first step is not part of the ETA
+            self._started = self._clock()
         values = headline_values(data)
         eta = self._eta(step)
         self.console.print(

@@ -1,4 +1,6 @@
-"""Errors of a full or read-only disk, as one line with the file and the fix."""
+"""Files that are written whole, and errors of a full or read-only disk as one line with the file and
+the fix.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,29 @@ REFUSED = (
 
 class DiskError(RuntimeError):
     """A file of the run that could not be written; the message has the file, the cause and the fix."""
+
+
+def write_whole(path: Path, content: bytes, *, synced: bool = False) -> None:
+    """Write a file under another name and rename it, so that a reader or a crash never meets a half.
+
+    Args:
+        path: the file, in a folder that exists.
+        content: all of it.
+        synced: return only when it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; an earlier file of this name is then intact.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 @contextmanager

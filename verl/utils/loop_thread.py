@@ -78,7 +78,8 @@ class Running(Generic[T]):
 
     def _cancel(self) -> None:
         self._cancelled = True
-        if self._task is not None:  # else the task has not run yet, and ends when it does
+        # without one it has not run yet, and ends when it does
+        if self._task is not None:
             self._task.cancel()
 
 
@@ -105,7 +106,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
         self._starts = threading.Lock()
-        self._asked_at: float | None = None  # when a callback was scheduled that has not run
+        # when a callback was scheduled that has not run
+        self._asked_at: float | None = None
         self._reported = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> Running[T]:
@@ -162,7 +164,8 @@ class LoopThread:
                 limit: meanwhile no other changes anything.
         """
 
-        begun = threading.Lock()  # acquired by the thread that runs the work, once
+        # acquired by the thread that runs the work, once
+        begun = threading.Lock()
 
         async def on_loop() -> T:
             if not begun.acquire(blocking=False):
@@ -279,7 +282,8 @@ class LoopThread:
                     self._ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
                 all_ended = self._ending.result(max(limit_s, 2 * END_TIMEOUT_S))
         except concurrent.futures.TimeoutError:
-            all_ended = False  # a task blocks the loop; the thread ends with the process
+            # a task blocks the loop; the thread ends with the process
+            all_ended = False
         finally:
             self._stop(limit_s)
         return all_ended

@@ -13,7 +13,8 @@ import sys
 import time
 
 SECONDS = 0.5
-RECENT = 10  # counts of kills that are kept: a killed process may take seconds to end on a busy machine
+# counts of kills that are kept: a killed process may take seconds to end on a busy machine
+RECENT = 10
 GIB = 2**30
 
 

@@ -24,6 +24,25 @@ def did_you_mean(name: object, valid_names: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def error_line(
+    error: BaseException, *, typed: bool = False, last: bool = False, most: int | None = None
+) -> str:
+    """Return one line of an error's message; the name of its type for an error without a message.
+
+    Args:
+        error: an error, such as of a library.
+        typed: the name of its type comes before it.
+        last: the last line instead of the first one.
+        most: number of characters of the line.
+    """
+    kind = type(error).__name__
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return kind
+    line = lines[-1 if last else 0][:most]
+    return f"{kind}: {line}" if typed else line
+
+
 def listed(names: Iterable[str], most: int = 8) -> str:
     """Return `a, b and 3 more`: the first `most` of the names, each once."""
     distinct = list(dict.fromkeys(names))

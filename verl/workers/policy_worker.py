@@ -111,7 +111,7 @@ class PolicyWorker(EngineWorker):
         self._reference: FSDPEngine | None = None
         self._buckets: Iterator[dict[str, torch.Tensor]] | None = None
         self._transfer = build_transfer(config.rollout.weight_transfer)
-        self._sent: list[Any] = []
+        self._sent_handles: list[Any] = []
         self._change: WeightChange | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -314,7 +314,7 @@ class PolicyWorker(EngineWorker):
         to_all = self._transfer.direct and adapter is None
         engines = self._engine_ranks // self.config.rollout.tensor_model_parallel_size
         bucket = send_bucket(self._transfer, tensors, self._engine_ranks if to_all else engines)
-        self._sent.append(bucket.handle)
+        self._sent_handles.append(bucket.handle)
         return bucket
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -345,8 +345,8 @@ class PolicyWorker(EngineWorker):
         return self.rank == 0 or self._transfer.every_rank
 
     def _release_all_but(self, count: int) -> None:
-        while len(self._sent) > count:
-            self._transfer.release(self._sent.pop(0))
+        while len(self._sent_handles) > count:
+            self._transfer.release(self._sent_handles.pop(0))
 
     def _weight_buckets(self, adapter: str | None) -> Iterator[dict[str, torch.Tensor]]:
         dtype = resolve_dtype(self.config.rollout.dtype, self._device)

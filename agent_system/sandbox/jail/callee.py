@@ -59,7 +59,8 @@ def give_usual_names(compiled: CodeType) -> None:
     parts = [compiled]
     for part in parts:
         parts += [inner for inner in part.co_consts if isinstance(inner, CodeType)]
-        for name in part.co_names:  # names of attributes as well, which do no harm
+        # names of attributes as well, which do no harm
+        for name in part.co_names:
             if name in modules_by_name and not hasattr(builtins, name):
                 module = importlib.import_module(modules_by_name[name] or name)
                 setattr(builtins, name, getattr(module, name) if modules_by_name[name] else module)

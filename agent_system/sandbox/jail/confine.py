@@ -98,7 +98,8 @@ def confine(how: Confinement, limits: dict[str, Any], folder: str) -> None:
             resource.RLIMIT_FSIZE: limits["disk_mb"] << 20,
         }
     )
-    if how.counted is None and not how.namespaces:  # in a namespace the host's processes are not visible
+    # in a namespace the host's processes are not visible
+    if how.counted is None and not how.namespaces:
         _set({resource.RLIMIT_NPROC: tree.threads_of(os.getuid()) + limits["processes"] + OTHER_THREADS})
     if how.uid is not None:
         os.setresgid(how.uid, how.uid, how.uid)

@@ -63,7 +63,7 @@ class FrameReader:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     def read(self, wait: Callable[[int], None]) -> tuple[dict[str, Any], list[bytes]]:
         """Return the next message; raise as `read_frame`. `wait` is called before each read and may
@@ -72,11 +72,11 @@ class FrameReader:
         return _message(functools.partial(self._take, wait))
 
     def _take(self, wait: Callable[[int], None], count: int) -> bytes:
-        while len(self._held) < count:
+        while len(self._buffer) < count:
             wait(self._fd)
-            self._held += _some(self._fd, PIPE_BYTES)
-        chunk = bytes(self._held[:count])
-        del self._held[:count]
+            self._buffer += _some(self._fd, PIPE_BYTES)
+        chunk = bytes(self._buffer[:count])
+        del self._buffer[:count]
         return chunk
 
 

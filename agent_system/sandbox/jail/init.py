@@ -34,7 +34,8 @@ def serve(context: JobContext) -> NoReturn:
             test, blobs = frames.read_frame(COMMANDS)
             if test.get("mode") == "end":
                 if not context.disk_is_bounded:
-                    context.clean(0)  # with namespaces the folder disappears with them
+                    # with namespaces the folder disappears with them
+                    context.clean(0)
                 os._exit(JOB_DONE)
             runner.run(test, blobs[0])
     except (frames.ClosedError, BrokenPipeError):

@@ -132,7 +132,8 @@ def never_gain_capabilities() -> None:
     """Prevent programs executed later from gaining capabilities, as any user; those held now stay."""
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), *[ctypes.c_ulong(0)] * 3) < 0:
-            break  # the kernel has no such capability, or this process may not drop it
+            # the kernel has no such capability, or this process may not drop it
+            break
 
 
 def drop_capabilities() -> None:

@@ -126,7 +126,8 @@ def _compile(source: str, setup: int) -> CodeType:
         ValueError,
         MemoryError,
         OSError,
-    ):  # nested too deep, too large for its limits, or more than the pipe takes
+    ):
+        # nested too deep, too large for its limits, or more than the pipe takes
         pass
     return compiled
 
@@ -194,7 +195,8 @@ def _print_traceback(error: BaseException, source: str) -> None:
         if len(text) > MAX_TRACEBACK_CHARS:
             text = f"{text[: MAX_TRACEBACK_CHARS // 2]}\n...\n{text[-MAX_TRACEBACK_CHARS // 2 :]}"
         sys.stderr.write(text)
-    except BaseException:  # out of memory, recursion limit, or an exception that cannot be printed
+    except BaseException:
+        # out of memory, recursion limit, or an exception that cannot be printed
         os.write(2, f"{type(error).__name__}\n".encode())
 
 

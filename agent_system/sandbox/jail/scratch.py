@@ -17,7 +17,8 @@ def empty(folder: str) -> None:
     does not matter.
     """
     number = 0
-    os.chmod(folder, 0o700)  # the program may have removed the permission to list it
+    # the program may have removed the permission to list it
+    os.chmod(folder, 0o700)
     while names := os.listdir(folder):
         for name in names:
             path = os.path.join(folder, name)

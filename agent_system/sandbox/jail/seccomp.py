@@ -213,7 +213,8 @@ def prepare(code: bytes) -> Callable[[], None]:
     program = _Program(len(code) // 8, code)
     address = ctypes.c_ulong(ctypes.addressof(program))
 
-    def install(program: _Program = program) -> None:  # the default keeps the structure at `address` alive
+    # the default keeps the structure at `address` alive
+    def install(program: _Program = program) -> None:
         prctl("seccomp filter", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address)
 
     return install

@@ -71,7 +71,8 @@ def run(settings: Settings, host: Host, watch: int, alarm: int, go: int) -> NoRe
         os.close(go)
         kernel.die_with_parent()
         confine_worker()
-        watch = os.dup2(watch, program.STATUS_FD)  # so that no pipe of a program gets this number
+        # so that no pipe of a program gets this number
+        watch = os.dup2(watch, program.STATUS_FD)
         context = (
             _in_namespaces(settings, host, watch, alarm)
             if settings.namespaces
@@ -130,7 +131,8 @@ def _in_namespaces(settings: Settings, host: Host, watch: int, alarm: int) -> Jo
         overhead_bytes=host.overhead_bytes,
     )
 
-    mounted = False  # one value per job, since each has a copy of this process
+    # one value per job, since each has a copy of this process
+    mounted = False
 
     def clean(size_bytes: int) -> str:
         nonlocal mounted

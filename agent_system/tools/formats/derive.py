@@ -64,7 +64,8 @@ class _Frame:
         between = text[places[0][1] : places[1][0]]
         end = _common_start(between, tail)
         begin = _common_end(between, head)
-        if len(end) + len(begin) > len(between):  # marks that both could hold belong to the beginning
+        # marks that both could hold belong to the beginning
+        if len(end) + len(begin) > len(between):
             end = end[: len(between) - len(begin)]
         return cls(head[: len(head) - len(begin)], begin, end, tail[len(end) :])
 
@@ -215,7 +216,8 @@ def _literal_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
 def _item_arguments(text: str, calls: Sequence[TrialCall]) -> Syntax | None:
     """Return the syntax if every argument is a text between marks."""
     first = calls[0]
-    spots: list[tuple[int, int, int, int]] = []  # begin and end of a key, and of its value
+    # begin and end of a key, and of its value
+    spots: list[tuple[int, int, int, int]] = []
     place = 0
     for key, value in first.arguments.items():
         at = text.find(key, place)

@@ -76,7 +76,8 @@ class OfferedTools:
         Text of another type stays text; an argument without a schema is JSON where it can be. With
         `quoted` the reply says that it is text: it stays so where the schema allows text.
         """
-        if text.startswith(_CDATA) and not quoted:  # between quotes the mark is a part of the text
+        # between quotes the mark is a part of the text
+        if text.startswith(_CDATA) and not quoted:
             text = text.removeprefix(_CDATA).removesuffix("]]>")
         schema = self.schemas.get(name, {})
         declared = _declared(schema, schema.get("properties", {}).get(key), 0)

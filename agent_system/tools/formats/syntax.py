@@ -444,7 +444,8 @@ def _checked(value: Any, keys: KeyNames) -> ToolRequest:
     if not isinstance(name, str):
         return ToolRequest(error=f'a tool call is an object with "{keys.name}" and "{keys.arguments}"')
     arguments = next((value[key] for key in (keys.arguments, "arguments", "parameters") if key in value), {})
-    if isinstance(arguments, str):  # some models write the arguments as a text of JSON
+    # some models write the arguments as a text of JSON
+    if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments)
         except ValueError as error:

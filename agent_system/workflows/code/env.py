@@ -122,7 +122,7 @@ class CodeEnv(BaseEnv):
         self._right = 0.0
         self._agreed = False
         self._counts: Counter[str] = Counter()
-        self._known: dict[Any, Results] = {}
+        self._results: dict[Any, Results] = {}
         self._observation = self._make_observation("", ())
         return self._observation
 
@@ -214,15 +214,19 @@ class CodeEnv(BaseEnv):
         # Golden tests can be many megabytes and do not change within an episode, so they are not
         # part of the key.
         key = (program, truth, "" if truth is Truth.EXPECTED else repr(cases))
-        if key not in self._known:
+        if key not in self._results:
             results = tuple(await check_program(program, cases, self._problem, self.config.tolerance, truth))
-            self._known.setdefault(key, results)
-        return self._known[key]
+            self._results.setdefault(key, results)
+        return self._results[key]
 
     def _make_observation(self, program: str, failed: Sequence[tuple[Case, CaseResult]]) -> Observation:
         function = self._problem.function
         mismatches = [
-            {"given": _shown(case, function), "expected": _text(case.expected, function), "found": one.found}
+            {
+                "given": _input_text(case, function),
+                "expected": _text(case.expected, function),
+                "found": one.found,
+            }
             for case, one in failed
         ]
         info = {
@@ -253,7 +257,7 @@ class CodeEnv(BaseEnv):
         return info
 
 
-def _shown(case: Case, function: str) -> str:
+def _input_text(case: Case, function: str) -> str:
     """Return the input of a test in the Tester's format."""
     return "\n".join(json.dumps(argument) for argument in case.given) if function else str(case.given)
 

@@ -52,7 +52,8 @@ class Roles:
         self.team = team
         self._limits = (max_steps, max_calls)
         self._specs = {name: _plain(spec) for name, spec in team.agents.items()}
-        self.read = lru_cache(REMEMBERED)(self._read)  # episodes that share a design read it once
+        # episodes that share a design read it once
+        self.read = lru_cache(REMEMBERED)(self._read)
 
     def _read(self, text: str) -> Design:
         """Read a reply: a JSON object with `do` and `return`, as of a team file, alone or in a

@@ -201,6 +201,7 @@ class FaramaEnv(BaseEnv):
         """
         seat = self._seat_of(agent_id)
         choice = None if seat is None else self._read(seat, action)
+        # `act` has charged for a reply without a legal action, and no move can be tried
         if seat is None or choice is None or choice.problem:
             return Outcome()
         ahead = self.fork()
@@ -215,6 +216,7 @@ class FaramaEnv(BaseEnv):
         """
         movers = self.game.movers
         fine = 0.0
+        # No player has acted, so `act` has not charged for an illegal action.
         if len(movers) == 1 and movers[0] not in self._choices:
             choice = self._choices[movers[0]] = self._read(movers[0], str(action))
             fine = self.config.illegal_penalty if choice.problem else 0.0

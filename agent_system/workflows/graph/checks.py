@@ -639,7 +639,8 @@ def _flow(steps: Sequence[AnyStep], ways: Ways) -> tuple[Ways, Ways]:
                 end, ends = _flow(step.do, ways)
                 ways = end | ends
             case ParallelStep():
-                for branch in step.parallel:  # which read nothing of each other
+                # which read nothing of each other
+                for branch in step.parallel:
                     ways, _ = _flow(branch, ways)
             case IfStep():
                 end, ends = _flow(step.do, ways)

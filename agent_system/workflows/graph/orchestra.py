@@ -205,7 +205,8 @@ class GraphOrchestra(BaseOrchestra):
         if self._workflows[agent_id].uses_sandbox:
             return True
         if name not in AgentRegistry.names(orchestra=workflow):
-            return False  # of an environment, or not registered, which `make_agent` refuses
+            # of an environment, or not registered, which `make_agent` refuses
+            return False
         cls = AgentRegistry.get(name, orchestra=workflow)
         if not cls.calls_tools:
             return False

@@ -87,7 +87,7 @@ class TurnState:
 
     def entry(self, step: str) -> Entry:
         """Return the reply that is a step's result, as prompts show it."""
-        return self.choices.get(step) or self.turn.seen(frozenset([step]))[-1]
+        return self.choices.get(step) or self.turn.visible_entries(frozenset([step]))[-1]
 
     async def call(self, agent_id: str, context: CallContext) -> Projection:
         """Call an agent, in a branch with its wave."""
@@ -191,7 +191,7 @@ class _Compiler:
         labels = frozenset(label for step in steps for label in self._replies(step))
         return labels.union(*(self._inside(c) for step in steps for _, c in children(step, ())))
 
-    def _seen(self, names: Sequence[str]) -> frozenset[str]:
+    def _labels_of(self, names: Sequence[str]) -> frozenset[str]:
         """Return the labels of the replies of named steps; of a vote of steps, those of its steps, as
         well.
         """
@@ -223,7 +223,7 @@ class _Compiler:
                 return _stop(None if step.stop is None else compile_condition(step.stop))
 
     def _context(self, step: NamedStep, visible: frozenset[str] | None) -> CallContext:
-        sees = visible if step.sees is None else self._seen(step.sees)
+        sees = visible if step.sees is None else self._labels_of(step.sees)
         return CallContext(NOTHING, self._labels[id(step)], sees)
 
     def _call(self, step: CallStep, visible: frozenset[str] | None) -> Play:

@@ -595,7 +595,8 @@ def _path(location: tuple[str | int, ...], value: Any) -> KeyPath:
     for part in location:
         here = lookup(value, path)
         if isinstance(part, int) and isinstance(here, dict):
-            continue  # a branch of one step, which the file may write without a list
+            # a branch of one step, which the file may write without a list
+            continue
         if after_number and (isinstance(here, dict) or part == NO_STEP):
             after_number = False
             continue

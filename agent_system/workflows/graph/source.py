@@ -139,6 +139,7 @@ def read_text(text: str, name: str, *, is_json: bool = False) -> TeamSource:
     """
     source = TeamSource(name, None)
     try:
+        # a lone surrogate has no UTF-8: it is refused below, with its place
         if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise SourceProblem(f"larger than {MAX_BYTES // 1024} KiB, the limit of a team file", 1, 1)
         if control := _CONTROL.search(text):
@@ -161,6 +162,7 @@ def write_text(value: Any, *, is_json: bool = False) -> str:
 
 def _open_regular(path: str, flags: int) -> int:
     """Open a regular file. Raises OSError for a device, a pipe or a folder, which might not end."""
+    # without this flag, the opening of a pipe waits until somebody writes to it
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -213,6 +215,7 @@ class _Composer:
                 message = f"the key is there twice, first in line {line}"
                 raise SourceProblem(message, event.line, event.column, place)
             mapping[key] = self._value(next(self._events), place, depth)
+            # what is wrong with a value is told at its key
             self._places[place] = (event.line, event.column)
         return mapping
 
@@ -330,6 +333,7 @@ class _Json:
         else:
             token = _JSON_TOKEN.match(self._text, self._at)
             value = _plain(token[0]) if token else ""
+            # in JSON a bare word is no text
             if token is None or isinstance(value, str):
                 raise self._problem(f"expected a value, found {short(token[0] if token else character)}")
             yield self._event("value", value, token[0])
@@ -375,6 +379,7 @@ class _Dumper(yaml.SafeDumper):
     """
 
     def ignore_aliases(self, data: Any) -> bool:
+        # a value that is there twice is written twice, since the reader refuses aliases
         del data
         return True
 

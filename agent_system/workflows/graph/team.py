@@ -70,7 +70,8 @@ class Team:
     @classmethod
     def _checked(cls, source: TeamSource, max_calls: int, tools: Collection[str], max_loops: int) -> Team:
         if is_agent_spec(source.value):
-            from agent_system.workflows.graph.agent_spec_reader import team_of  # which few files need
+            # which few files need
+            from agent_system.workflows.graph.agent_spec_reader import team_of
 
             source = team_of(source, max_loops)
         spec = read_spec(source)

@@ -150,7 +150,7 @@ class SearchEnv(BaseEnv):
         self._question = task.prompt
         self._queries: list[str] = []
         self._results: list[str] = []
-        self._known = False
+        self._has_answer = False
         self._verdicts: list[bool] = []
         self._counts: Counter[str] = Counter()
         self._answer = ""
@@ -193,7 +193,7 @@ class SearchEnv(BaseEnv):
         copy._queries = list(self._queries)
         copy._results = list(self._results)
         copy._verdicts = list(self._verdicts)
-        copy._known = self._known
+        copy._has_answer = self._has_answer
         copy._counts = self._counts.copy()
         return copy
 
@@ -240,9 +240,9 @@ class SearchEnv(BaseEnv):
         self._counts["verifier/unparsed"] += not action
         if not self._searchable:
             return Outcome(info=self._info())
-        self._counts["verifier/early"] += action == YES and not self._known
+        self._counts["verifier/early"] += action == YES and not self._has_answer
         before = self._accuracy
-        self._verdicts.append(bool(action) and (action == YES) == self._known)
+        self._verdicts.append(bool(action) and (action == YES) == self._has_answer)
         local = paid(self.config.verdict_reward * (self._accuracy - before), self.config.verdict_reward)
         return Outcome(local=local, info=self._info())
 
@@ -251,10 +251,10 @@ class SearchEnv(BaseEnv):
         return sum(self._verdicts) / len(self._verdicts) if self._verdicts else 0.0
 
     async def _search(self, query: str) -> Outcome:
-        before = self._known
+        before = self._has_answer
         self._retrieved = await self._result(query)
         self._results.append(self._retrieved)
-        has_new_answer = self._known and not before
+        has_new_answer = self._has_answer and not before
         return Outcome(
             local=paid(self.config.search_reward * has_new_answer, self.config.search_reward),
             info=self._info(),
@@ -278,7 +278,7 @@ class SearchEnv(BaseEnv):
         self._queries.append(query)
         self._counts["search/empty"] += not passages
         texts = [passage.text[: self.config.max_passage_chars] for passage in passages]
-        self._known = self._known or contains(
+        self._has_answer = self._has_answer or contains(
             [*texts, *(passage.title for passage in passages)], self._searchable
         )
         return show(passages, texts, self.config.view)
@@ -298,7 +298,10 @@ class SearchEnv(BaseEnv):
             **{name: float(self._counts[name]) for name in COUNTED},
         }
         if self._searchable:
-            info |= {"known": float(self._known), "verifier/early": float(self._counts["verifier/early"])}
+            info |= {
+                "known": float(self._has_answer),
+                "verifier/early": float(self._counts["verifier/early"]),
+            }
         if self._verdicts:
             info["verifier/accuracy"] = self._accuracy
         return info

@@ -40,7 +40,7 @@ from agent_system.workflows.sokoban.world.rules import (
     render,
 )
 from agent_system.workflows.sokoban.world.solver import Solution, is_lost, least_pushes, solve
-from agent_system.workflows.sokoban.world.view import VIEWS, last_line, shown
+from agent_system.workflows.sokoban.world.view import VIEWS, last_line, view_text
 
 PROGRESS = ("boxes", "distance")
 LEGEND = {
@@ -314,7 +314,7 @@ class SokobanEnv(ProposerExecutorEnv):
     def _make_observation(self) -> Observation:
         room = self._world.room
         state = self._world.state
-        text = shown(room, state, self.config.view, self.config.actions)
+        text = view_text(room, state, self.config.view, self.config.actions)
         limit = self.config.max_moves
         if self.config.show_last:
             text = f"{text}\n{last_line(self._world.last, self._world.stopped, limit)}"

@@ -134,7 +134,7 @@ async def test_a_long_run_keeps_the_first_calls_only(collector_of) -> None:
     collector = collector_of(OnlyAIsPaid)
     for step in range(1, 5):
         await collector.collect(MANY, 1, step=step)
-    assert {agent: len(seen) for agent, seen in collector._tied_candidates._seen.items()} == {
+    assert {agent: len(seen) for agent, seen in collector._tied_candidates._ties.items()} == {
         "A": ENOUGH_CALLS,
         "B": ENOUGH_CALLS,
     }

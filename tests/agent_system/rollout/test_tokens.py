@@ -121,7 +121,7 @@ WORDS = st.lists(
 def test_pieces_have_the_ids_of_the_whole(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_system.rollout.tokens.PIECED_CHARACTERS", 0)
     encoder = PIECED.setdefault(name, Encoder(KNOWN[name]))  # which remembers the pieces of other texts
-    encoder._known.clear()
+    encoder._token_ids.clear()
     assert list(encoder.encode(text)) == KNOWN[name].encode(text, add_special_tokens=False)
 
 
@@ -244,11 +244,11 @@ def test_the_memory_is_bounded_and_what_is_asked_for_again_stays(
     encoder = Encoder(KNOWN["gpt2"])
     for i in range(500):
         encoder.encode(f"what all share\n\n{i}")
-        assert sum(map(len, encoder._known.values())) <= 1000
+        assert sum(map(len, encoder._token_ids.values())) <= 1000
     assert counted.count("what all share\n") == 1
     assert len(counted) == 501
     encoder.encode("x" * 5000)
-    assert sum(map(len, encoder._known.values())) <= 1000
+    assert sum(map(len, encoder._token_ids.values())) <= 1000
 
 
 def test_truncation_left_over_from_another_user_of_the_tokenizer_does_not_cut(tokenizer: Any) -> None:

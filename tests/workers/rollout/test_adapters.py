@@ -42,7 +42,7 @@ def ask(adapter: str | None, seed: int = 0, max_tokens: int = 12, length: int = 
 
 def held_by(engine: HFEngine) -> set[str | None]:
     """Adapters whose prompts' keys the engine would use again."""
-    return {prompt.adapter for prompt in engine._scheduler._prompts.held.values()}
+    return {prompt.adapter for prompt in engine._scheduler._prompts.by_slot.values()}
 
 
 @pytest.mark.usefixtures("each_way")

@@ -58,10 +58,10 @@ def test_another_process_copies_what_it_maps_and_the_block_is_freed() -> None:
         for _ in range(2):
             here.send(handle)
             assert here.poll(20) and here.recv() is True
-        acknowledged = cuda_ipc._header(sender._sent[sent["number"]].flat)[1].item()
+        acknowledged = cuda_ipc._header(sender._sent_blocks[sent["number"]].flat)[1].item()
         assert acknowledged == 2
         sender.release(handle)
-        assert not Path(sent["export"]).exists() and not sender._sent
+        assert not Path(sent["export"]).exists() and not sender._sent_blocks
         here.send(handle)
         assert here.poll(20) and "cannot be mapped" in here.recv()
     process.kill()
@@ -75,7 +75,7 @@ def test_a_receiver_that_dies_leaves_nothing_and_the_next_one_gets_the_next_upda
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
     ended: list[bool] = []
-    (block,) = sender._sent.values()
+    (block,) = sender._sent_blocks.values()
     free = block.free
     block.free = lambda copied: (ended.append(copied), free(copied))  # type: ignore[method-assign,assignment,func-returns-value]
     sender.release(handle)
@@ -88,7 +88,7 @@ def test_a_copy_outlives_the_block_and_a_released_block_is_no_source() -> None:
     sender = CudaIpc()
     handle = sender.send(TENSORS, 1)
     copied, (sent,) = CudaIpc().receive(handle), handle.values()
-    flat = sender._sent[sent["number"]].flat
+    flat = sender._sent_blocks[sent["number"]].flat
     sender.release(handle)
     sender.release(handle)
     assert same(copied)
@@ -124,7 +124,7 @@ def test_every_rank_sends_and_a_receiver_takes_what_is_in_its_own_memory(
         assert CudaIpc().receive(bucket.handle)["rank"].item() == rank
     for sender, own in zip(senders, sent, strict=True):
         sender.release(own.handle)
-        assert not sender._sent
+        assert not sender._sent_blocks
 
 
 def test_memory_of_expandable_segments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
 from verl.single_controller.worker_group import ArgumentLostError, PendingResults, WorkerDiedError
 from verl.utils.host_memory import note_of_kills
+from verl.utils.names import error_line
 
 # How long to wait, after an error of one rank, for the death of another: if a rank dies in a
 # collective, the lost connections of its peers are often reported first.
@@ -86,7 +87,7 @@ class RayPendingResults(PendingResults):
                     self._raise_death_of_a_peer(waiting, rank_of)
                     # Ray's error of a task is also of the class of its cause.
                     if isinstance(error, ObjectLostError):
-                        raise self._lost(rank_of[ref], error) from error
+                        raise self._lost_argument(rank_of[ref], error) from error
                     raise
                 except (RayActorError, ObjectLostError) as error:
                     raise self._died(rank_of[ref], error) from error
@@ -126,7 +127,7 @@ class RayPendingResults(PendingResults):
                 raise self._died(rank, errors[rank]) from errors[rank]
             rank, error = next(iter(errors.items()))
             if isinstance(error, ObjectLostError):
-                raise self._lost(rank, error) from error
+                raise self._lost_argument(rank, error) from error
             raise error
         if pending:
             for other in pending:
@@ -143,8 +144,8 @@ class RayPendingResults(PendingResults):
             "calls unfinished)"
         )
 
-    def _lost(self, rank: int, error: Exception) -> ArgumentLostError:
-        last = str(error).strip().splitlines()[-1]
+    def _lost_argument(self, rank: int, error: Exception) -> ArgumentLostError:
+        last = error_line(error, last=True)
         return ArgumentLostError(
             f"an argument of {self.method_name} for worker {self.workers[rank]} is lost, because "
             f"the worker that held it died: {last}"
@@ -152,7 +153,8 @@ class RayPendingResults(PendingResults):
 
     def _died(self, rank: int, error: Exception) -> WorkerDiedError:
         verb = "cannot be reached" if isinstance(error, ActorUnavailableError) else "died"
-        why = " ".join(str(error).split())  # Ray describes the actor in lines of their own
+        # Ray describes the actor in lines of their own
+        why = " ".join(str(error).split())
         return WorkerDiedError(
             f"worker {self.workers[rank]} {verb} while it ran {self.method_name}: {why}{note_of_kills()}"
         )

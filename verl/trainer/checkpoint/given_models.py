@@ -28,7 +28,8 @@ def groups_with_fixed_models(placement: Placement, references: Collection[str] =
     return [
         spec
         for spec in placement.groups
-        if spec.adapters or not spec.trained or spec.wg_id in references  # a whole model is its policy
+        # a whole model is its policy
+        if spec.adapters or not spec.trained or spec.wg_id in references
     ]
 
 

@@ -14,6 +14,7 @@ from verl.trainer.config import TrainerConfig
 from verl.trainer.config.run import EXPECTED_MODE
 from verl.trainer.plan.placement import Placement
 from verl.utils.checkpoint import CheckpointError, fsync_tree
+from verl.utils.disk import write_whole
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
@@ -70,7 +71,7 @@ class CheckpointStore:
             fill(aside)
             fsync_tree(aside)
             # Last: a folder without it is no complete checkpoint.
-            _write_text(aside / STATE_FILE, json.dumps(state, indent=1))
+            write_whole(aside / STATE_FILE, json.dumps(state, indent=1).encode(), synced=True)
             if final.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
                 final.rename(replaced)
@@ -81,8 +82,7 @@ class CheckpointStore:
                     replaced.rename(final)
                 raise
             shutil.rmtree(replaced, ignore_errors=True)
-            _write_text(self.root / f".{POINTER}", str(step))
-            os.replace(self.root / f".{POINTER}", self.root / POINTER)
+            write_whole(self.root / POINTER, str(step).encode(), synced=True)
         except Exception as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
@@ -104,12 +104,10 @@ class CheckpointStore:
         path = self.path(step) / STATE_FILE
         if not path.is_file():
             return
-        aside = path.with_name(f".{STATE_FILE}")
         try:
-            _write_text(aside, json.dumps(json.loads(path.read_text()) | dict(state), indent=1))
-            os.replace(aside, path)
+            extended = json.loads(path.read_text()) | dict(state)
+            write_whole(path, json.dumps(extended, indent=1).encode(), synced=True)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise CheckpointError(
                 f"{path} could not be extended: {error}; the checkpoint is intact"
             ) from error
@@ -255,10 +253,3 @@ def _critics(signature: Mapping[str, Any]) -> str:
         return "no critic"
     length = "null" if signature["view"] == "own" else "a number"
     return f"critics of {signature['wg_ids']} with critic.joint_prompt_length={length}"
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -44,27 +44,28 @@ from verl.utils.names import did_you_mean, slug, value_at
 
 logger = logging.getLogger(__name__)
 
-# Own keys that are read of an untrained agent: those of serving, and for an API agent those sent in
-# a request.
-SERVED = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
-NOT_SERVED = (
+# Beginnings of the own keys that are read of a frozen agent, those of serving; ignored are those
+# that only matter beside a trainer.
+READ_OF_FROZEN = ("model.path", "model.tokenizer_path", "model.trust_remote_code", "rollout.")
+IGNORED_OF_FROZEN = (
     "rollout.log_prob_",
     "rollout.update_bucket_mb",
     "rollout.weight_transfer",
     "rollout.free_cache_engine",
 )
-# On a base model with trained adapters, also the keys that must be equal for all agents of the
-# base.
-SERVED_BY_A_BASE = (*SERVED, *BASE_KEYS)
-NOT_SERVED_BY_A_BASE = ("rollout.log_prob_",)
-ASKED = (
+# Of a frozen agent on a base model with trained adapters, also the keys that must be equal for all
+# agents of the base.
+READ_OF_FROZEN_ON_A_BASE = (*READ_OF_FROZEN, *BASE_KEYS)
+IGNORED_OF_FROZEN_ON_A_BASE = ("rollout.log_prob_",)
+# Of an agent behind an API: those that are sent in a request.
+READ_OF_API = (
     "rollout.temperature",
     "rollout.top_p",
     "rollout.response_length",
     "rollout.stop",
     "rollout.val_kwargs.",
 )
-NOT_ASKED = ("rollout.val_kwargs.top_k",)
+IGNORED_OF_API = ("rollout.val_kwargs.top_k",)
 
 
 def resolve(config: RunConfig) -> RunPlan:
@@ -102,7 +103,8 @@ def resolve(config: RunConfig) -> RunPlan:
     check_rollout_correction(algorithm, config.async_training, config.gateway, plan)
     # The defaults contradict no other key.
     if config.async_training != AsyncTrainingConfig():
-        from verl.trainer.ppo.asynchronous.check_keys import check_async_training  # of these keys alone
+        # of these keys alone
+        from verl.trainer.ppo.asynchronous.check_keys import check_async_training
 
         check_async_training(config, plan)
     check_critic_keys(config.critic, plan)
@@ -146,7 +148,7 @@ def check_command_line(
     return config
 
 
-def _shown(agent: AgentPlacement | ApiPlacement, name: str) -> str:
+def _setting(agent: AgentPlacement | ApiPlacement, name: str) -> str:
     """Return `key=value` of an agent, with its own key if it has one."""
     who = f" (agent '{agent.agent_id}')" if name in agent.own_keys else ""
     value = value_at(agent.config, name)
@@ -167,10 +169,11 @@ def check_untrained(
     for row in placement.agents:
         if row.frozen:
             on_a_base = row.wg_id in bases
-            read, but = (SERVED_BY_A_BASE, NOT_SERVED_BY_A_BASE) if on_a_base else (SERVED, NOT_SERVED)
-            _check_own_keys(actor_rollout_ref, row, "frozen", read, but)
+            read = READ_OF_FROZEN_ON_A_BASE if on_a_base else READ_OF_FROZEN
+            ignored = IGNORED_OF_FROZEN_ON_A_BASE if on_a_base else IGNORED_OF_FROZEN
+            _check_own_keys(actor_rollout_ref, row, "frozen", read, ignored)
     for remote in placement.api:
-        _check_own_keys(actor_rollout_ref, remote, "behind an API", ASKED, NOT_ASKED)
+        _check_own_keys(actor_rollout_ref, remote, "behind an API", READ_OF_API, IGNORED_OF_API)
         api_key(f"agent.api.{slug(remote.agent_id)}", remote.api)
 
 
@@ -179,11 +182,11 @@ def _check_own_keys(
     agent: AgentPlacement | ApiPlacement,
     what: str,
     read: Sequence[str],
-    but: Sequence[str],
+    ignored: Sequence[str],
 ) -> None:
     for key in sorted(agent.own_keys):
         mine = value_at(agent.config, key)
-        has_effect = key.startswith(tuple(read)) and not key.startswith(tuple(but))
+        has_effect = key.startswith(tuple(read)) and not key.startswith(tuple(ignored))
         if not has_effect and mine != value_at(actor_rollout_ref, key):
             raise IneffectiveKeyError(
                 f"agent.agent_specific_parameters.{key} gives agent '{agent.agent_id}' {mine}, "
@@ -299,7 +302,8 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
     """Raise IneffectiveKeyError for a part of the reward that no agent learns from: GDPO reads the
     columns of its keys alone.
     """
-    if algorithm.filter_groups.enable or plan.committed:  # which compare rewards themselves
+    # dynamic sampling and committed candidates compare rewards themselves
+    if algorithm.filter_groups.enable or plan.committed:
         return
     trained = [agent.agent_id for agent in plan.trained]
     read = {
@@ -310,7 +314,7 @@ def _check_unread_rewards(algorithm: AlgorithmConfig, reward: RewardConfig, plan
     penalized = [agent for agent in plan.trained if agent.config.actor.invalid_action_penalty_coef]
     parts = [
         *(
-            (_shown(agent, "actor.invalid_action_penalty_coef"), [agent.agent_id], "invalid_penalty")
+            (_setting(agent, "actor.invalid_action_penalty_coef"), [agent.agent_id], "invalid_penalty")
             for agent in penalized
         ),
         *(
@@ -394,14 +398,14 @@ def _check_models(config: RunConfig, plan: RunPlan) -> None:
     tasks = config.data.train_batch_size
     for agent in plan.everyone:
         _check_mini_batch(
-            agent.config.actor.ppo_mini_batch_size, _shown(agent, "actor.ppo_mini_batch_size"), tasks
+            agent.config.actor.ppo_mini_batch_size, _setting(agent, "actor.ppo_mini_batch_size"), tasks
         )
         check_skipping(config.algorithm, agent)
         if agent in plan.trained:
             dtype = "actor.fsdp_config.dtype"
-            _check_attention(agent.config.model, dtype, lambda name, agent=agent: _shown(agent, name))  # type: ignore[misc]
+            _check_attention(agent.config.model, dtype, lambda name, agent=agent: _setting(agent, name))  # type: ignore[misc]
         transfer = agent.config.rollout.weight_transfer
-        check_transfer(config.trainer, config.rollout, transfer, _shown(agent, "rollout.weight_transfer"))
+        check_transfer(config.trainer, config.rollout, transfer, _setting(agent, "rollout.weight_transfer"))
     if plan.critics:
         size = "ppo_mini_batch_size"
         _check_mini_batch(config.critic.ppo_mini_batch_size, _shown_of_critic(config, size), tasks)
@@ -462,7 +466,7 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
     actor = agent.config.actor
     if not actor.skip_zero_advantages:
         return
-    skipping = _shown(agent, "actor.skip_zero_advantages")
+    skipping = _setting(agent, "actor.skip_zero_advantages")
     loss_mode = actor.policy_loss.loss_mode
     if algorithm.rollout_correction.bypass_mode:
         raise ConfigError(
@@ -484,7 +488,8 @@ def check_skipping(algorithm: AlgorithmConfig, agent: AgentPlacement | ApiPlacem
 
 
 def _check_bands(correction: RolloutCorrectionConfig) -> None:
-    from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes  # of these keys alone
+    # of these keys alone
+    from verl.trainer.ppo.correction_bounds import Band, parse_bounds, parse_modes
 
     try:
         bands = {"rollout_is_threshold": Band.parse(correction.rollout_is_threshold)}
@@ -545,7 +550,7 @@ def _check_loss(algorithm: AlgorithmConfig, agent: AgentPlan) -> None:
     loss = agent.config.actor.policy_loss.loss_mode
     if estimator == "optimal_token_baseline" and agent.config.rollout.tool_samples == "sequence":
         raise ConfigError(
-            f"{_shown(agent, 'rollout.tool_samples')}: "
+            f"{_setting(agent, 'rollout.tool_samples')}: "
             "algorithm.adv_estimator=optimal_token_baseline compares the tokens in one column, but "
             "tool messages of any length stand between them; use tir_optimal_token_baseline"
         )

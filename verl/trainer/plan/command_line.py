@@ -17,7 +17,7 @@ from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import ConfigError, Key, followers, keys, type_text
 from verl.trainer.plan.agent_overrides import WHERE as PER_AGENT
 from verl.trainer.plan.agent_overrides import keep_common_values
-from verl.utils.names import did_you_mean
+from verl.utils.names import did_you_mean, error_line
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -324,13 +324,14 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     from omegaconf.errors import OmegaConfBaseException
 
     if isinstance(error, OverrideParseException):
-        return _slip(overrides) or f"{error.override}: {str(error).strip().splitlines()[0]}"
+        return _slip(overrides) or f"{error.override}: {error_line(error)}"
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    message = str(cause).strip().splitlines()[0]
+    message = error_line(cause)
     key = str(cause.full_key or "") if isinstance(cause, OmegaConfBaseException) else ""
     about = next((o for o in reversed(overrides) if key and key_of(o) == key), key)
     if not about:
-        whole = " ".join(str(error).split())  # with the ways to write it that Hydra lists
+        # with the ways to write it that Hydra lists
+        whole = " ".join(str(error).split())
         return whole if message in whole else f"{whole}: {message}"
     return (
         f"{about}: {message} (expected {type_text(KEYS[key].type)})" if key in KEYS else f"{about}: {message}"
@@ -423,7 +424,7 @@ def load_config(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: {error}") from error
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ValueError(
-            f"{path} is not a configuration of this version: {str(error).strip().splitlines()[0]}; "
+            f"{path} is not a configuration of this version: {error_line(error)}; "
             "remove or rename the key in that file, or use the version that wrote it"
         ) from error
     assert isinstance(config, RunConfig)

@@ -218,7 +218,8 @@ def _warn_of_repeated_rewards(reward: RewardConfig, plan: RunPlan) -> None:
         for agent in plan.trained
         if agent.estimator == "gae" and agent.algorithm.gae.level == "turn"
     ]
-    if by_turn and reward.team_scope == "episode":  # as reward.propagation requires
+    # team_scope is episode where rewards are propagated, too
+    if by_turn and reward.team_scope == "episode":
         logger.warning(
             "algorithm.gae.level=turn adds up the rewards of an agent's calls, but with "
             "reward.team_scope=episode or reward.propagation each call of %s has the team reward "

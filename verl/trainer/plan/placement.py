@@ -470,7 +470,8 @@ def _worker_group_ids(keys: Sequence[tuple[str, str, str]], adapter_names: Colle
 def _check_one_policy(members: Sequence[AgentPlacement]) -> None:
     first = members[0]
     if first.frozen:
-        return  # frozen agents may differ in keys of a request, and `_group` compares keys of the base
+        # frozen agents may differ in keys of a request, and `_group` compares keys of the base
+        return
     sections = {name: getattr(first.config, name) for name in ("model", "actor", "ref", "rollout")}
     keys = [
         f"{name}.{f.name}"

@@ -149,7 +149,7 @@ class Registry(Generic[Traits]):
         self._kind = kind
         self._decorator = decorator
         self._type = traits
-        self._given: dict[str, tuple[Callable[..., Any], Traits]] = {}
+        self._declared_traits: dict[str, tuple[Callable[..., Any], Traits]] = {}
         self._inspected: dict[str, tuple[Callable[..., Any], Parameters]] = {}
 
     def register(self, names: Sequence[str | Enum], traits: Mapping[str, Any]) -> Callable[[Fn], Fn]:
@@ -169,7 +169,7 @@ class Registry(Generic[Traits]):
                         f"{other_function.__module__}.{other_function.__qualname__}; choose "
                         "another name"
                     )
-                self.functions[name], self._given[name] = function, (function, function_traits)
+                self.functions[name], self._declared_traits[name] = function, (function, function_traits)
             return function
 
         return decorator
@@ -201,7 +201,7 @@ class Registry(Generic[Traits]):
         """
         name = plain_name(name)
         function = self.functions.get(name)
-        entry = self._given.get(name)
+        entry = self._declared_traits.get(name)
         if function is None:
             return self._type(**self._declared(name).traits)
         return entry[1] if entry is not None and entry[0] is function else self._type()

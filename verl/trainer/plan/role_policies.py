@@ -25,8 +25,8 @@ LONGEST_NAME = 160
 
 
 def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -> dict[str, AgentPlan]:
-    """Return agent -> the row whose policy generates its replies: its own, unless
-    `agent.role_policies` names another.
+    """Return agent -> the row whose policy generates its replies: the one that `agent.role_policies`
+    names, or its own.
 
     Args:
         agent: keys under `agent`.
@@ -39,9 +39,7 @@ def policy_rows(agent: AgentConfig, agents: Sequence[AgentPlan], trains: bool) -
     """
     own_rows = {row.agent_id: row for row in agents}
     role_policies = agent.role_policies
-    if not role_policies:
-        return own_rows
-    setting = _shown(role_policies)
+    setting = _setting(role_policies)
     if trains:
         raise ConfigError(
             f"{setting} is for evaluation only; set trainer.val_only=true, or leave it out: in "
@@ -75,22 +73,20 @@ def output_dir(
     run_dir: Path,
     checkpoint: Path | None,
 ) -> Path:
-    """Return the output folder: `run_dir`, or with swapped roles
+    """Return the output folder of an evaluation with swapped roles,
     `run_dir/swapped/<agent>-<policy>+...`, so that no file is overwritten.
 
-    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. With
-    swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
-    ConfigError if there is no checkpoint and the exchanged policies are the same model.
+    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. The
+    checkpoint is written to `trainer`, which is saved in that folder. Raises ConfigError if there
+    is no checkpoint and the exchanged policies are the same model.
     """
     swapped = _swapped(rows, agents)
-    if not swapped:
-        return run_dir
     if checkpoint is not None:
         trainer.resume_mode = str(checkpoint)
     elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):
         model = rows[next(iter(swapped))].config.model.path
         raise ConfigError(
-            f"{_shown(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
+            f"{_setting(agent.role_policies)} swaps nothing with trainer.resume_mode=disable: "
             f"without a checkpoint the policies are the same model, {model!r}; evaluate a "
             "checkpoint, or set agent.model_ids"
         )
@@ -168,7 +164,7 @@ def _swapped(rows: Mapping[str, AgentPlan], agents: Sequence[AgentPlan]) -> dict
     }
 
 
-def _shown(role_policies: Mapping[str, str]) -> str:
+def _setting(role_policies: Mapping[str, str]) -> str:
     """Return the key and its value as on the command line."""
     return (
         f"agent.role_policies={{{', '.join(f'{name}: {policy}' for name, policy in role_policies.items())}}}"

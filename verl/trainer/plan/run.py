@@ -16,7 +16,6 @@ from verl.trainer.plan.agents import AgentPlan, ApiPlan, plan_agent, plan_api_ag
 from verl.trainer.plan.groups import GroupPlan, plan_groups
 from verl.trainer.plan.learners import PolicyPlan, plan_policies
 from verl.trainer.plan.placement import Placement
-from verl.trainer.plan.role_policies import policy_rows
 from verl.trainer.plan.untrained_agents import by_agent
 
 
@@ -86,13 +85,18 @@ class RunPlan(Placement):
         )
         tree = config.rollout.sampling == "tree"
         trains = not config.trainer.val_only
+        speakers = {row.agent_id: row for row in agents}
+        if config.agent.role_policies:
+            from verl.trainer.plan.role_policies import policy_rows  # of this key alone
+
+            speakers = policy_rows(config.agent, agents, trains)
         return cls(
             agents=agents,
             groups=plan_groups(config.trainer, config.rollout, config.critic, placement, rows),
             api=tuple(plan_api_agent(row, config.data) for row in placement.api),
             reward_model=reward_model,
             policies=policies,
-            speakers=policy_rows(config.agent, agents, trains),
+            speakers=speakers,
             on_policy=config.async_training.fresh and all(p.updates == 1 for p in policies.values()),
             tree=tree,
             committed=tree and config.rollout.tree.returns == "committed",

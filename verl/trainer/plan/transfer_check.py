@@ -7,7 +7,13 @@ from __future__ import annotations
 from verl.trainer.config import CollectConfig, TrainerConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import own_engine_devices
-from verl.workers.weight_transfer import EXPANDABLE_SEGMENTS, expandable_segments, transfer_exists
+from verl.utils.names import did_you_mean
+from verl.workers.weight_transfer import (
+    EXPANDABLE_SEGMENTS,
+    expandable_segments,
+    transfer_exists,
+    transfer_names,
+)
 
 
 def check_transfer(trainer: TrainerConfig, rollout: CollectConfig, name: str, setting: str) -> None:
@@ -23,9 +29,10 @@ def check_transfer(trainer: TrainerConfig, rollout: CollectConfig, name: str, se
     policy and engine.
     """
     if not transfer_exists(name):
+        names = transfer_names()
         raise ConfigError(
-            f"{setting}: expected auto, object_store, shared_memory, collective, cuda_ipc or "
-            "module.Class of a WeightTransfer that can be imported"
+            f"{setting}: expected {', '.join(names)} or module.Class of a WeightTransfer that can be "
+            f"imported{did_you_mean(name, names)}"
         )
     if name != "cuda_ipc" or trainer.device == "cpu":
         return

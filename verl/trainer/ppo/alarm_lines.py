@@ -80,7 +80,8 @@ class AlarmLines:
             return
         try:
             work(self._watch)
-        except Exception as error:  # of a rule: a run does not end by what watches it
+        except Exception as error:
+            # of a rule: a run does not end by what watches it
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:

@@ -154,7 +154,8 @@ def _related_rows(batch: DataProto) -> list[tuple[list[int], int]]:
     for row, shared in zip(*shared_lengths(paths), strict=True):
         if related and 2 * shared > prompts[row]:
             members, tokens = related[-1]
-            members.append(row)  # a new list for each row would copy a conversation once a turn
+            # a new list for each row would copy a conversation once a turn
+            members.append(row)
             related[-1] = (members, tokens + len(paths[row]) - shared)
         else:
             related.append(([row], len(paths[row])))

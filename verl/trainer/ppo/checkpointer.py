@@ -189,7 +189,8 @@ class Checkpointer:
         # Fingerprints from the start of the run, also of models that are not needed now.
         self._models |= state.get("bases", {})
         if not val_only:
-            from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint  # of runs that go on
+            # of runs that go on
+            from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 
             check_checkpoint(folder, state, self.config.async_training, self.config.data)
         self.team.load_checkpoint(folder)

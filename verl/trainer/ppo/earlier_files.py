@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 
-from verl.utils.disk import writing
+from verl.utils.disk import write_whole, writing
 from verl.utils.tracking.jsonl import back_up, free_path
 
 logger = logging.getLogger(__name__)
@@ -76,9 +75,7 @@ def _cut_timeline(run_dir: Path, resumed_step: int | None) -> Path | None:
         return None
     backup = back_up(path)
     if own_lines:
-        new = path.with_suffix(".jsonl.new")
-        new.write_text("".join(own_lines), encoding="utf-8")
-        os.replace(new, path)
+        write_whole(path, "".join(own_lines).encode())
     return backup
 
 

@@ -71,9 +71,11 @@ class TeamEngines:
         self.groups: dict[str, WorkerGroup] = {}
         self.clients: dict[str, RestartingClient] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
-        self._given = fingerprints(groups_with_fixed_models(plan))
-        self._versions = dict.fromkeys(plan.policies, 0)  # step of each policy's weights
-        self._sent, self._sent_lock = Counter[str](), threading.Lock()  # bytes, by worker group
+        self._fingerprints = fingerprints(groups_with_fixed_models(plan))
+        # step of each policy's weights
+        self._versions = dict.fromkeys(plan.policies, 0)
+        # bytes, by worker group
+        self._sent_bytes, self._sent_lock = Counter[str](), threading.Lock()
 
     def spawn(self, wg_id: str, common: Mapping[str, Any], threads: int) -> None:
         """Start the processes of a group's engines; `start` loads the model.
@@ -93,7 +95,8 @@ class TeamEngines:
         }
         self._spawn(wg_id)
         on_busy = partial(self._calls.timeline.add, wg_id, GENERATION)
-        limit_s = 2 * self._rollout.call_timeout_s  # a request ends after half of it
+        # a request ends after half of it
+        limit_s = 2 * self._rollout.call_timeout_s
         # engines and their clients, which a team behind APIs does not have
         from verl.workers.rollout.restart import RestartingClient
 
@@ -131,12 +134,13 @@ class TeamEngines:
         Raises EngineGoneError if the files of their model have changed.
         """
         spec = self._specs[wg_id]
-        if wg_id in self._given and fingerprints([spec]).get(wg_id) != self._given[wg_id]:
+        if wg_id in self._fingerprints and fingerprints([spec]).get(wg_id) != self._fingerprints[wg_id]:
             raise EngineGoneError(
                 f"the files of the model {spec.model_path!r} have changed since the run began; "
                 "restore them and continue"
             )
-        with self._calls.hold(wg_id):  # no weights are sent to an engine that is being replaced
+        # no weights are sent to an engine that is being replaced
+        with self._calls.hold(wg_id):
             self._end([wg_id])
             self.groups[wg_id].shutdown()
             self._spawn(wg_id)
@@ -144,6 +148,12 @@ class TeamEngines:
             if wg_id in self._policies:
                 self._send_weights(wg_id, by_group(self._learners, self._learners)[wg_id])
         return self._client(wg_id)
+
+    def serving_clients(self) -> dict[str, RolloutClient]:
+        """Return clients that replace no engine that dies, by worker group: without policy workers
+        a new one would not get the weights that were sent to it.
+        """
+        return {wg_id: client.serving for wg_id, client in self.clients.items()}
 
     def free_caches(self) -> None:
         """Free the KV caches of engines (`actor_rollout_ref.rollout.free_cache_engine`);
@@ -247,7 +257,8 @@ class TeamEngines:
             try:
                 self._send_weights(wg_id, policies)
             except EngineGoneError as error:
-                why = str(as_raised(error))  # not the error itself, which references a bucket
+                # not the error itself, which references a bucket
+                why = str(as_raised(error))
         # without holding the group, for which a restart in another thread may wait; the new engine
         # has received its weights
         if why:
@@ -259,7 +270,7 @@ class TeamEngines:
         versions = {self._learners[policy].adapter: self._versions[policy] for policy in policies}
         n_bytes = send_weights(self._policies[wg_id], self.groups[wg_id], versions)
         with self._sent_lock:
-            self._sent[wg_id] += n_bytes
+            self._sent_bytes[wg_id] += n_bytes
 
     def allow_restarts(self) -> None:
         """Allow one restart of each engine in the step that begins."""
@@ -285,8 +296,8 @@ class TeamEngines:
         that it was sent, if it was.
         """
         with self._sent_lock:
-            bytes_by_group = self._sent
-            self._sent = Counter[str]()
+            bytes_by_group = self._sent_bytes
+            self._sent_bytes = Counter[str]()
         seconds = {f"wg/{wg}/timing_s/gen": client.take_busy_seconds() for wg, client in self.clients.items()}
         return seconds | {f"wg/{wg}/perf/sync_mb": n_bytes / 2**20 for wg, n_bytes in bytes_by_group.items()}
 

@@ -140,7 +140,8 @@ class GapWatch:
                 mask[policy_rows],
             )
             gap = sampler_gap(*columns_of).metrics()
-        elif fresh.all():  # otherwise the update has measured older samples too
+        elif fresh.all():
+            # the update has measured all of its samples, older ones too
             keys = {name: f"wg/{policy}/{name}" for name in (LOG_PROBS, PROBS, CORRELATION)}
             gap = {name: metrics[key] for name, key in keys.items() if key in metrics}
         else:

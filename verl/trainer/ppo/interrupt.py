@@ -101,7 +101,8 @@ class StopRequest:
         """Run `work` on `loop` and wait for it; raise `Interrupted` if a signal came before, or
         cancelled it.
         """
-        if self.requested:  # work that needs not wait would end before it is cancelled
+        # work that needs not wait would end before it is cancelled
+        if self.requested:
             work.close()
             raise Interrupted("stop requested")
         self._running = running = loop.start(work)

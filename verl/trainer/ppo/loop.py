@@ -66,6 +66,7 @@ class TrainingLoop:
         began = time.perf_counter()
         timer = Timer()
         self._begin()
+        # Of each engine once in a step: one that dies again ends the run.
         self.team.engines.allow_restarts()
         with timer("gen"):
             samples = self.source.take(step, stop)
@@ -74,6 +75,7 @@ class TrainingLoop:
             raise NoSamplesError(step, samples.no_batch_reason)
         self.steps.draw(samples.batch)
         batch, metrics = self.steps.score(samples.batch, step, timer)
+        # Updates need the memory; the caches are allocated again when weights are sent.
         self.team.engines.free_caches()
         self._in_update = samples
         metrics |= self.steps.update(batch, step, timer)

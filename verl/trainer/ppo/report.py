@@ -90,7 +90,8 @@ class RunReport:
     @cached_property
     def alarms(self) -> AlarmLines:
         """Alarms of this run, in the console."""
-        from verl.trainer.ppo.alarm_lines import AlarmLines, dotted  # begins with the first episodes
+        # begins with the first episodes
+        from verl.trainer.ppo.alarm_lines import AlarmLines, dotted
 
         return AlarmLines(dict(dotted(self.team.config)), self.team.plan, self.progress.total_steps)
 
@@ -145,7 +146,8 @@ class RunReport:
     @cached_property
     def records(self) -> StepRecords:
         """What writes credit, and tables of episodes."""
-        from verl.trainer.ppo.step_records import StepRecords  # begins with the first step, not before
+        # begins with the first step, not before
+        from verl.trainer.ppo.step_records import StepRecords
 
         return StepRecords(self.run_dir, self.algorithm, self.tracking)
 

@@ -58,7 +58,8 @@ class StepRecords:
                 return write_credit(self.run_dir, step, samples, batch, self.algorithm)
         except DiskError:
             raise
-        except Exception as error:  # such as of rows of a user's own estimator
+        except Exception as error:
+            # such as of rows of a user's own estimator
             self._warn_once("credit/ is incomplete", error)
             return None
 

@@ -26,7 +26,8 @@ def send_weights(policy: WorkerGroup, engine: WorkerGroup, versions: Mapping[str
         try:
             n_bytes += load_weights(engine, _gathered(policy, adapter), version, adapter)
         except ArgumentLostError:
-            policy.next_weights(False, adapter)  # raises WorkerDiedError with the cause
+            # raises WorkerDiedError with the cause
+            policy.next_weights(False, adapter)
             raise
     policy.free_weights()
     with engine_errors():

@@ -16,6 +16,7 @@ from verl.models.loader import ModelPathError
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.trainer.sft.data import IGNORED_LABEL
 from verl.trainer.sft.loss import assistant_loss
+from verl.utils.names import error_line
 from verl.workers.engine.layout import RopeState
 
 # In tokens; miniatures have windows of 8 and position limits of 32.
@@ -101,6 +102,6 @@ def _fault(config: Any, way: RowsRun, rows: Sequence[torch.Tensor], expected: Se
             labels[number if way.together else 0, : len(row)] = row
             losses.append(float(assistant_loss(model, ids, labels, whole=not way.together)))
     except Exception as error:  # code of a model may raise anything
-        return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        return error_line(error, most=200)
     difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
     return "" if difference < TOLERANCE else f"losses differ by up to {difference:.2g}"

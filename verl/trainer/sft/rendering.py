@@ -93,7 +93,8 @@ class Rendering:
         try:
             last = self.text([_QUESTION, reply]).rpartition(_MARK)[2]
             followed = self.text([_QUESTION, reply, _QUESTION]).rpartition(_MARK)[2]
-        except DatasetError:  # a template that wants other conversations than these ends its replies itself
+        except DatasetError:
+            # a template that wants other conversations than these ends its replies itself
             return ""
         common = common_length(last, followed)
         ends = [match.end() for match in self._special.finditer(last) if match.end() <= common]
@@ -153,7 +154,8 @@ class Rendering:
                 add_generation_prompt=prompt,
                 **self._kwargs,
             )
-        except Exception as error:  # a template raises what it likes; what others raise goes on
+        except Exception as error:
+            # a template raises what it likes; what others raise goes on
             cause = template_cause(error)
             if cause is None:
                 raise

@@ -136,7 +136,8 @@ def _message(message: Any, where: str) -> ChatMessage:
     # OpenAI's name of the role before there were tools.
     if chat_message["role"] == "function":
         chat_message["role"] = "tool"
-    if isinstance(parse_stored(chat_message.get("function_call")), dict):  # OpenAI's form before tools
+    # OpenAI's form before tools
+    if isinstance(parse_stored(chat_message.get("function_call")), dict):
         chat_message.setdefault(
             "tool_calls", [{"type": "function", "function": parse_stored(chat_message.pop("function_call"))}]
         )

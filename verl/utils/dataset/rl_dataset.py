@@ -172,7 +172,8 @@ class RLHFDataset(Dataset[Any]):
         """
         try:
             return measure.lengths(rows)
-        except Exception as error:  # a template raises what it likes; what others raise goes on
+        except Exception as error:
+            # a template raises what it likes; what others raise goes on
             cause = template_cause(error)
             if cause is None:
                 raise

@@ -35,6 +35,14 @@ class RunInfo:
     total_steps: int = 0
     resume_step: Optional[int] = None
 
+    def earlier_id(self, file: Path) -> Optional[str]:
+        """Return what a tracker has written into `file` of the run that is resumed; None in a fresh
+        run, or one that did not use that tracker.
+        """
+        if self.resume_step is None or not file.exists():
+            return None
+        return file.read_text(encoding="utf-8").strip()
+
 
 class Backend(Protocol):
     """One destination of metrics. One that shows tables also has `log_table(name, columns, rows,

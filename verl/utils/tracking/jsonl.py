@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from verl.utils.disk import write_whole
 from verl.utils.tracking.backend import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -83,9 +84,7 @@ class JsonlBackend:
                 resume_step,
                 backup.name,
             )
-        new = self.path.with_suffix(".jsonl.new")
-        new.write_bytes(b"".join(lines))
-        os.replace(new, self.path)
+        write_whole(self.path, b"".join(lines))
         if rows:
             self._last = rows[-1]
             self._last_offset = sum(map(len, lines[:-1]))

@@ -20,11 +20,7 @@ class TrackioBackend:
 
         run.run_dir.mkdir(parents=True, exist_ok=True)
         name_file = run.run_dir / "trackio_run_name"
-        earlier_name = (
-            name_file.read_text(encoding="utf-8").strip()
-            if run.resume_step is not None and name_file.exists()
-            else None
-        )
+        earlier_name = run.earlier_id(name_file)
         self._table = trackio.Table
         self._run = trackio.init(
             project=run.project_name,

@@ -18,11 +18,7 @@ class WandbBackend:
         run.run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run.run_dir / "wandb"
         id_file = run.run_dir / "wandb_run_id"
-        run_id = (
-            id_file.read_text(encoding="utf-8").strip()
-            if run.resume_step is not None and id_file.exists()
-            else None
-        )
+        run_id = run.earlier_id(id_file)
         self._run = wandb.init(
             project=run.project_name,
             name=run.experiment_name,

@@ -130,7 +130,8 @@ class _Phases:
 
     def __init__(self, counter: LiveBytes) -> None:
         self._counter = counter
-        self.of_layers = 0  # peak while the activations of all layers may live
+        # peak while the activations of all layers may live
+        self.of_layers = 0
         self._starts: list[int] = []
 
     def layer_starts(self, *_: Any) -> None:

@@ -77,7 +77,8 @@ def join(rows: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, torch.Tensor], 
     # of each response token in its row
     number = (attention.cumsum(dim=1) - 1)[:, width - mask.shape[1] :][mask]
     of_host = owner[:, None].expand_as(mask)[mask]
-    places = (~attention[hosts]).int().argsort(dim=1, stable=True)  # columns of the tokens, in order
+    # columns of the tokens, in order
+    places = (~attention[hosts]).int().argsort(dim=1, stable=True)
     column = places[of_host, number]
     start = int(column.min()) if len(column) else width - 1
     needed = torch.zeros(len(hosts), width - start, dtype=torch.bool, device=mask.device)

@@ -129,7 +129,8 @@ class FSDPEngine:
 
         def shard(network: Any) -> Any:
             fuse_norms(network)
-            network.eval()  # ratios compare equal networks: nothing is dropped or drawn at random
+            # ratios compare equal networks: nothing is dropped or drawn at random
+            network.eval()
             if not trained:
                 network.requires_grad_(False)
             elif model.enable_gradient_checkpointing:

@@ -13,6 +13,7 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.lora import LoraSpec, LoraTargetError, head_of, lora_targets
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
+from verl.utils.names import error_line
 from verl.workers.engine.forward import score_tokens
 from verl.workers.engine.head_call import head_replaced, linear_head
 from verl.workers.engine.head_scores import IDENTITY, LogitMap
@@ -76,7 +77,8 @@ def _has_head(config: Any, spec: LoraSpec) -> bool:
     try:
         return head_of(model) in lora_targets(model, spec).values()
     except LoraTargetError:
-        return False  # a layer that only the whole model has; the trainer looks at the head itself
+        # a layer that only the whole model has; the trainer looks at the head itself
+        return False
 
 
 @once_per_configuration
@@ -95,8 +97,8 @@ def _choose(config: Any) -> HeadChoice:
             return HeadChoice(None, "what it makes of its head's output is neither a known scale nor a cap")
         difference = _difference(model, logit_map)
     except Exception as error:  # code of a model may raise anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        return HeadChoice(None, f"it does not run with scores in place of logits ({first})")
+        reason = error_line(error, most=200)
+        return HeadChoice(None, f"it does not run with scores in place of logits ({reason})")
     if not difference < FP32_BOUND:
         return HeadChoice(None, f"log-probs or their gradients would differ by up to {difference:.2g}")
     return HeadChoice(logit_map)
@@ -132,8 +134,8 @@ def _logit_map(model: Any, head: torch.nn.Linear, numbers: set[float]) -> LogitM
     values = logits[0, 0].float()
     slope = float(values[0]) / SMALLEST
     largest = float(values[-1])
-    scale = _known(slope, {1.0} | numbers | {1 / number for number in numbers if number})
-    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _known(largest, numbers)
+    scale = _same_number(slope, {1.0} | numbers | {1 / number for number in numbers if number})
+    cap = None if abs(largest) > abs(slope) * LARGEST / 2 else _same_number(largest, numbers)
     if scale is None or scale <= 0.0 or not (cap is None or cap > 0.0):
         return None
     logit_map = LogitMap(scale, cap)
@@ -141,7 +143,7 @@ def _logit_map(model: Any, head: torch.nn.Linear, numbers: set[float]) -> LogitM
     return (IDENTITY if logit_map == IDENTITY else logit_map) if fits else None
 
 
-def _known(value: float, numbers: set[float]) -> float | None:
+def _same_number(value: float, numbers: set[float]) -> float | None:
     """Return the number of `numbers` that a measured one is; None if it is none of them."""
     nearest = min(numbers, key=lambda number: abs(number - value), default=None)
     return nearest if nearest is not None and abs(nearest - value) <= MAP_BOUND * abs(value) else None

@@ -19,6 +19,7 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.loader import is_flash_attention_usable, own_code_options
 from verl.models.miniature import MiniatureError, miniature, miniature_model, one_thread
+from verl.utils.names import error_line
 from verl.workers.engine.attention import PACKED_ATTENTION, register_packed_attention
 from verl.workers.engine.forward import score_tokens, value_tokens
 from verl.workers.engine.head_scores import LogitMap
@@ -44,7 +45,8 @@ BRANCHES = ((1, 6, 5), (3, 45, 10), (5, 49, 6), (3, 44, 0))
 OWN_ROWS = (0, 1, 2, 4)
 
 
-Grids = Sequence[torch.Tensor]  # log-probs and entropies, or values, [rows, response tokens]
+# log-probs and entropies, or values, [rows, response tokens]
+Grids = Sequence[torch.Tensor]
 
 
 class LayoutError(ValueError):
@@ -172,7 +174,9 @@ def _choose(
         unchecked = ((fastest, f"it cannot be checked ({error})"),) if safest != fastest else ()
         return LayoutChoice(safest, float("nan"), unchecked)
     except Exception as error:  # code of a model may raise anything
-        raise LayoutError(f"{config.model_type} cannot be run: {_one_line(error)}") from error
+        raise LayoutError(
+            f"{config.model_type} cannot be run: {error_line(error, typed=True, most=200)}"
+        ) from error
     if windows := trial.windows_beyond_rows():
         logger.warning(
             "%s: no row of the check is longer than %s, so a window that a layout loses would not be seen",
@@ -207,7 +211,7 @@ def _check_dtype(config: Any, layout: RowLayout, device: str, dtype: torch.dtype
         return
     except Exception as error:  # code of a model may raise anything
         raise LayoutError(
-            f"{config.model_type} cannot be run in {dtype} ({_one_line(error)}); set "
+            f"{config.model_type} cannot be run in {dtype} ({error_line(error, typed=True, most=200)}); set "
             "actor_rollout_ref.actor.fsdp_config.dtype=fp32"
         ) from error
     if not all(bool(values.isfinite().all()) for values in scores):
@@ -323,7 +327,7 @@ class _Trial:
         try:
             results = [self.scores(layout, dtype) for _ in range(2)]
         except Exception as error:  # code of a model may raise anything
-            return float("nan"), _one_line(error)
+            return float("nan"), error_line(error, typed=True, most=200)
         difference = _largest([*results[0], *results[1]], [*self.reference(), *self.reference()])
         bound = FP32_BOUND
         if dtype != torch.float32:
@@ -502,8 +506,3 @@ def rows_to_check(vocab_size: int = 256) -> Mapping[str, torch.Tensor]:
 def _largest(values: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> float:
     """Return the largest absolute difference, NaN if a value is not finite."""
     return float(torch.stack([(a - b).abs().max() for a, b in zip(values, reference, strict=True)]).max())
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

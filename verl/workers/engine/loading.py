@@ -61,7 +61,8 @@ def _made_on_all_ranks(make: Callable[[], Any], mesh: DeviceMesh) -> Any:
     failure = ""
     try:
         network = make()
-    except Exception as error:  # any error must be sent to the other ranks; it is raised again below
+    except Exception as error:
+        # any error must be sent to the other ranks; it is raised again below
         raised = error
         failure = f"rank {mesh.get_local_rank()}: {type(error).__name__}: {error}"
         if isinstance(error, ModelPathError):

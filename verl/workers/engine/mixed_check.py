@@ -22,6 +22,7 @@ from verl.models.lora import (
     add_adapters,
 )
 from verl.models.miniature import miniature_model, one_thread
+from verl.utils.names import error_line
 from verl.workers.engine.forward import UseRuns, score_tokens
 from verl.workers.engine.layout import RopeState, RowLayout, rope_limits
 from verl.workers.engine.layout_check import FP32_BOUND, attention_name, rows_to_check
@@ -45,7 +46,7 @@ def mixing_problem(config: Any, layout: RowLayout) -> str:
     try:
         difference = _difference(config, form)
     except Exception as error:  # code of a model may raise anything
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        return error_line(error, typed=True, most=200)
     if not difference <= FP32_BOUND:
         return f"log-probs differ by up to {difference:.2g} from those of each adapter alone"
     return ""

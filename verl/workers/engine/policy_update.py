@@ -218,7 +218,7 @@ class _PolicyLoss:
         self._steps = 0
         self._masks_tokens = False
         self._tokens = 0.0
-        self._kept = 0.0
+        self._tokens_left = 0.0
         self.agents = AgentMeans(plan.agents, ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac"))
 
     def training(
@@ -255,7 +255,7 @@ class _PolicyLoss:
         prepared = [micro | {name: part[i] for name, part in parts.items()} for i, micro in enumerate(micros)]
         self._masks_tokens = "response_mask" in columns
         self._tokens += sum(float(micro["response_mask"].sum()) for micro in micros)
-        self._kept += sum(float(micro["response_mask"].sum()) for micro in prepared)
+        self._tokens_left += sum(float(micro["response_mask"].sum()) for micro in prepared)
         return prepared
 
     def loss(
@@ -336,7 +336,7 @@ class _PolicyLoss:
             metrics = SamplerGap.of(sums, maxima).metrics()
         if self._masks_tokens:
             tokens, unmasked_tokens = ranks.sum(
-                torch.tensor([self._tokens, self._kept], dtype=torch.double)
+                torch.tensor([self._tokens, self._tokens_left], dtype=torch.double)
             ).tolist()
             metrics["rollout_corr/rollout_rs_masked_fraction"] = 1.0 - unmasked_tokens / max(1.0, tokens)
         return metrics

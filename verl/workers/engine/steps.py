@@ -240,10 +240,10 @@ class _Share:
         """Let the objective prepare its micro-batches."""
         if self.training.objective.prepare is not None:
 
-            def own() -> list[Outputs]:
+            def own_outputs() -> list[Outputs]:
                 return [self.of(values, micro) for micro, values in enumerate(outputs())]
 
-            self.micros = self.training.objective.prepare(self.micros, own, ranks)
+            self.micros = self.training.objective.prepare(self.micros, own_outputs, ranks)
 
     def counts(self) -> torch.Tensor:
         """Return `_counts` of the rows that are computed and of the others, `[2, 3]`."""

@@ -16,7 +16,8 @@ class FreeSlots:
 
     def __init__(self, slots: int, block: int) -> None:
         self._block = block
-        self._used = {slot: slot - slots for slot in range(slots)}  # when, as numbers that grow
+        # when a slot was used last, as numbers that grow
+        self._used = {slot: slot - slots for slot in range(slots)}
         self._next = 0
         self._oldest = -slots
         # Both may have entries that no longer hold; they are dropped when they come first.

@@ -113,7 +113,8 @@ class HFEngine:
         self._text_lengths: dict[int, int] = {}  # of the texts computed into slots
         # Slots whose replies start from what other slots hold: (source, slot, reply).
         self._copies: list[tuple[int, int, PendingReply]] = []
-        self._earlier: dict[int, list[tuple[int, int]]] = {}  # per slot, as `Generation.earlier`
+        # per slot, as `Generation.earlier`
+        self._earlier: dict[int, list[tuple[int, int]]] = {}
         self._pending: dict[int, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
         self._paused = False
@@ -316,7 +317,8 @@ class HFEngine:
         self._stats.steps += 1
         self._stats.sampled += self._slots.active
         for slot, end in self._slots.step(self._masked_logits() if self._forms else self._model.logits):
-            if slot in self._running:  # not if another reply of its request failed in this step
+            # not if another reply of its request failed in this step
+            if slot in self._running:
                 self._finish(slot, end)
         if self._forms:
             self._forms.accept(self._slots.tokens, self._scheduler.is_filling)

@@ -224,7 +224,8 @@ class RestartingClient:
     def _started(self) -> RolloutClient:
         try:
             return self._restart()
-        except Exception as error:  # whatever the error, the run ends with the last checkpoint
+        except Exception as error:
+            # whatever the error, the run ends with the last checkpoint
             raise EngineGoneError(
                 f"engine {self._name} died and could not be restarted: {error}{self._waiting}"
             ) from error

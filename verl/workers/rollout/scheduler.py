@@ -145,7 +145,8 @@ class Scheduler:
         self._fills: dict[int, Fill] = {}
         self._fill_of_prompt: dict[EnginePrompt, Fill] = {}
         self._fill_of_follower: dict[int, Fill] = {}
-        self._waited: dict[int, int] = {}  # by width, the steps for which chunks have been waiting
+        # by width, the steps for which chunks have been waiting
+        self._waited: dict[int, int] = {}
 
     @property
     def waiting(self) -> int:
@@ -212,7 +213,7 @@ class Scheduler:
         if slots is None:
             self._index.forget(None)
             self._restart(list(self._fills.values()))
-            slots = list(self._prompts.held)
+            slots = list(self._prompts.by_slot)
         for slot in slots:
             self._clear(slot)
             if slot in self._fills:
@@ -222,7 +223,7 @@ class Scheduler:
         """As `forget`, for what was computed under this adapter."""
         self._index.forget(adapter)
         self._restart([fill for fill in self._fills.values() if fill.adapter == adapter])
-        for slot in [slot for slot, prompt in self._prompts.held.items() if prompt.adapter == adapter]:
+        for slot in [slot for slot, prompt in self._prompts.by_slot.items() if prompt.adapter == adapter]:
             self._prompts.release(slot)
 
     def _restart(self, fills: Iterable[Fill]) -> None:
@@ -236,7 +237,7 @@ class Scheduler:
 
     def length(self, slot: int) -> int:
         """Return the number of positions of a slot that hold something of use."""
-        prompt = self._prompts.held.get(slot)
+        prompt = self._prompts.by_slot.get(slot)
         whole = CHUNK * len(self._index.of_slot(slot))
         return whole if prompt is None else max(whole, len(prompt.tokens))
 
@@ -349,7 +350,7 @@ class Scheduler:
         if slot != victim and self.length(slot):
             move = SlotMove(slot, victim, self.length(slot))
             self._clear(victim)
-            prompt = self._prompts.held.get(slot)
+            prompt = self._prompts.by_slot.get(slot)
             self._index.move(slot, victim)
             if prompt is not None:
                 self._prompts.hold(victim, prompt)
@@ -367,7 +368,7 @@ class Scheduler:
         """Return the priority of the replies that wait for a slot's prompt, which no other slot
         holds; infinite without any.
         """
-        prompt = self._prompts.held.get(slot)
+        prompt = self._prompts.by_slot.get(slot)
         return math.inf if prompt is None or len(prompt.holders) > 1 else prompt.priority
 
     @property

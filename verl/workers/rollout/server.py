@@ -39,7 +39,7 @@ class Served:
 
 @dataclass
 class _Session:
-    done: list[Served] = field(default_factory=list)
+    results: list[Served] = field(default_factory=list)
     open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -96,7 +96,8 @@ def build_engine(
         model = load_causal_lm(
             str(config.model.path),
             dtype=resolve_dtype(rollout.dtype, device),
-            attn_implementation="eager",  # which every model has; the engine replaces it where it can
+            # every model has it; the engine replaces it where it can
+            attn_implementation="eager",
             trust_remote_code=config.model.trust_remote_code,
         )
     # Imported here because the driver imports this module too and does not need transformers'
@@ -307,7 +308,8 @@ class RolloutWorker(Worker):
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """Sample one request. Raises `RolloutError` when it cannot be served."""
         async with self._changing:
-            pass  # not held: the engine has the request before anything else runs on the loop
+            # not held: the engine has the request before anything else runs on the loop
+            pass
         return await self._ready().generate(request)
 
     async def submit(self, session: str, requests: Sequence[tuple[int, GenerateRequest]]) -> None:
@@ -323,8 +325,8 @@ class RolloutWorker(Worker):
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(entry.changed.wait(), wait_s)
-            results = entry.done
-            entry.done = []
+            results = entry.results
+            entry.results = []
             return results
         finally:
             entry.changed.clear()
@@ -343,11 +345,12 @@ class RolloutWorker(Worker):
             result = Served(number, await self.generate(request))
         except RolloutError as error:
             result = Served(number, None, str(error), type(error))
-        except Exception as error:  # the client must get an answer, whatever the error
+        except Exception as error:
+            # the client must get an answer, whatever the error
             result = Served(number, None, f"{type(error).__name__}: {error}")
         entry = self._sessions[session]
         entry.open.pop(number, None)
-        entry.done.append(result)
+        entry.results.append(result)
         entry.changed.set()
 
     def _ready(self) -> RolloutEngine:

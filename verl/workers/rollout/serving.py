@@ -21,6 +21,7 @@ import torch
 from verl.models.fingerprint import once_per_configuration
 from verl.models.miniature import MiniatureError, miniature_model, one_thread
 from verl.protocol.generate import RolloutError
+from verl.utils.names import error_line
 from verl.workers.rollout.chunks import compute_texts
 from verl.workers.rollout.forward import SlotModel
 from verl.workers.rollout.rows import RowModel
@@ -30,7 +31,8 @@ Served = SlotModel | RowModel
 
 MODELS: dict[Mode, type[SlotModel] | type[RowModel]] = {"slots": SlotModel, "rows": RowModel}
 
-TOLERANCE = 1e-3  # fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
+# fp32 rounding of sharp attention is below; a lost window, bias or state is above 0.1
+TOLERANCE = 1e-3
 # by which a model's own decode step may differ from its own full pass, as where only one of them
 # clamps
 OWN_DECODE = 0.2
@@ -39,7 +41,8 @@ BELOW_LIMIT = (
     5,
     17,
 )
-BEYOND_LIMIT = (28, 70)  # the first crosses the limit while it is continued, the second has two chunks
+# the first crosses the limit while it is continued, the second has two chunks
+BEYOND_LIMIT = (28, 70)
 _LIMITS = re.compile(r"original_max_position_embeddings|n_ctx_original|floor_scale|log_scaling_floor")
 _MODES: tuple[tuple[Mode, float], ...] = (("slots", TOLERANCE), ("rows", OWN_DECODE))
 TOKENS = 8
@@ -151,7 +154,7 @@ def _check(config: Any) -> list[Serving]:
         exact: list[Serving] = []
         reasons: list[str] = []
         for mode, allowed in _MODES:
-            outcome = _outcome(partial(_served, model, mode), below, beyond)
+            outcome = _outcome(partial(_serving_model, model, mode), below, beyond)
             reason = _fault(outcome, allowed, limit)
             if not reason and outcome.beyond <= allowed:
                 same_keys = outcome.same_keys
@@ -208,7 +211,7 @@ def _full_passes(model: Any, *cases: _Case) -> None:
         case.expected.append(logits.float().log_softmax(-1))
 
 
-def _served(model: Any, mode: Mode) -> Served:
+def _serving_model(model: Any, mode: Mode) -> Served:
     longest = max(BEYOND_LIMIT) + TOKENS
     return MODELS[mode](copy.deepcopy(model), SLOTS, longest)
 
@@ -223,13 +226,9 @@ def _outcome(make: Any, below: _Case, beyond: _Case) -> _Outcome:
         last = len(below.prompts) - 1
         (alone,) = _serve(serving_model, below, [last], TOKENS_ALONE, SLOTS)
     except Exception as error:  # the code of any model may raise anything
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        failure = (
-            first_line
-            if isinstance(error, RolloutError)
-            else f"its forward pass fails: {type(error).__name__}: {first_line}"
-        )
-        return _Outcome(error=failure)
+        if isinstance(error, RolloutError):
+            return _Outcome(error=error_line(error))
+        return _Outcome(error=f"its forward pass fails: {error_line(error, typed=True)}")
     return _Outcome(
         max(_gap(a, b) for a, b in zip(first, below.expected, strict=True)),
         max(_gap(a, b) for a, b in zip(second, beyond.expected, strict=True)),

@@ -38,7 +38,7 @@ class GrammarCompiler:
         self._limit_s = limit_s
         self._compiler: Any = None
         self._turn = threading.Lock()
-        self._known: OrderedDict[str, Future[Any]] = OrderedDict()
+        self._grammars: OrderedDict[str, Future[Any]] = OrderedDict()
 
     async def compile(self, structure: str) -> Any:
         """Return the compiled grammar of a form. Raises `StructureError` if no reply can follow it,
@@ -46,15 +46,15 @@ class GrammarCompiler:
         """
         if self._compiler is None:
             await asyncio.to_thread(self._load)
-        future = self._known.pop(structure, None)
+        future = self._grammars.pop(structure, None)
         if future is None:
             _check_size(structure)
             future = Future()
             # A daemon: a form that never compiles must not keep the process from ending.
             threading.Thread(target=self._work, args=(structure, future), name="grammar", daemon=True).start()
-        self._known[structure] = future
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        self._grammars[structure] = future
+        if len(self._grammars) > KEPT:
+            self._grammars.popitem(last=False)
         try:
             # Other requests may wait for the same form.
             grammar_or_error = await asyncio.wait_for(
@@ -66,8 +66,8 @@ class GrammarCompiler:
             ) from error
         except Exception:
             # An error that is not the form's own may not come again, so it is not kept.
-            if self._known.get(structure) is future:
-                del self._known[structure]
+            if self._grammars.get(structure) is future:
+                del self._grammars[structure]
             raise
         if isinstance(grammar_or_error, str):
             raise StructureError(grammar_or_error)

@@ -100,13 +100,13 @@ class WaitingPrompts:
 
     Attributes:
         replies: number of waiting replies.
-        held: prompt by slot.
+        by_slot: prompt by slot.
     """
 
     def __init__(self, slots: int) -> None:
         self.replies = 0
         self._free = set(range(slots))
-        self.held: dict[int, EnginePrompt] = {}
+        self.by_slot: dict[int, EnginePrompt] = {}
         self._by_key: dict[Hashable, EnginePrompt] = {}
         # A prompt whose place changes is pushed again; entries of former places are dropped when
         # they come first.
@@ -162,9 +162,9 @@ class WaitingPrompts:
 
     def hold(self, slot: int, prompt: EnginePrompt) -> None:
         """Record that a slot holds this prompt and no other."""
-        if self.held.get(slot) is not prompt:
+        if self.by_slot.get(slot) is not prompt:
             self.release(slot)
-            self.held[slot] = prompt
+            self.by_slot[slot] = prompt
             prompt.holders[slot] = None
             if slot in self._free:
                 prompt.free_holders[slot] = None
@@ -172,7 +172,7 @@ class WaitingPrompts:
 
     def release(self, slot: int) -> None:
         """Record that the slot no longer holds a prompt."""
-        prompt = self.held.pop(slot, None)
+        prompt = self.by_slot.pop(slot, None)
         if prompt is not None:
             del prompt.holders[slot]
             prompt.free_holders.pop(slot, None)
@@ -180,7 +180,7 @@ class WaitingPrompts:
 
     def set_free(self, slot: int, is_free: bool) -> None:
         """Record whether a slot is free."""
-        prompt = self.held.get(slot)
+        prompt = self.by_slot.get(slot)
         if is_free:
             self._free.add(slot)
         else:

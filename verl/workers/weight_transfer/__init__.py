@@ -39,15 +39,19 @@ def chosen_transfer(name: str, device: str, shared: bool = True) -> str:
     return "collective" if not shared else "object_store" if expandable_segments() else "cuda_ipc"
 
 
+def transfer_names() -> list[str]:
+    """Return the names without a module: `auto`, and the files here."""
+    files = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    return ["auto", *sorted(files - {"__init__", "base"})]
+
+
 def transfer_exists(name: str) -> bool:
     """Return whether `name` is `auto`, a file here or `module.Class` of a module that can be
     imported.
     """
     module, _, cls = name.rpartition(".")
     if not module:
-        return name == "auto" or (
-            name.isidentifier() and name != "base" and Path(__file__).with_name(f"{name}.py").is_file()
-        )
+        return name in transfer_names()
     try:
         return hasattr(import_module(module), cls)
     except ImportError:

@@ -53,7 +53,7 @@ class Collective(WeightTransfer):
             EngineGoneError: a process died or did not come in time; the engine has to be restarted.
             RolloutError: the buckets are not received in the order of sending.
         """
-        if self._receiver is None or self._receiver.sender != handle["sender"] or self._receiver.link.lost:
+        if self._receiver is None or self._receiver.sender != handle["sender"] or self._receiver.link.is_lost:
             self._receiver = Receiver(handle["sender"], self.timeout_s)
         return self._receiver.receive(handle, self.timeout_s)
 

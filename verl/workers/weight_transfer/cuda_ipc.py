@@ -87,7 +87,7 @@ class GpuMemory:
 
 _KINDS: dict[str, type[HostMemory] | type[GpuMemory]] = {"cpu": HostMemory, "cuda": GpuMemory}
 # Blocks of this process, by number: CUDA does not map memory in the process that it belongs to.
-_OWN: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+_OWN_BLOCKS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
 
 class CudaIpc(WeightTransfer):
@@ -98,7 +98,7 @@ class CudaIpc(WeightTransfer):
     direct = on_device = every_rank = True
 
     def __init__(self) -> None:
-        self._sent: dict[int, HostMemory | GpuMemory] = {}
+        self._sent_blocks: dict[int, HostMemory | GpuMemory] = {}
 
     def send(self, tensors: Mapping[str, torch.Tensor], receivers: int) -> dict[str, Any]:
         """Copy the tensors into a block. Raises `RolloutError` where its memory cannot be shared."""
@@ -110,7 +110,7 @@ class CudaIpc(WeightTransfer):
         _header(block.flat).copy_(torch.tensor([number, 0]))
         pack(tensors, block.flat[_HEADER:], layout)
         _finish(block.flat)
-        self._sent[number], _OWN[number] = block, block.flat
+        self._sent_blocks[number], _OWN_BLOCKS[number] = block, block.flat
         return {
             kind.place(): {
                 "kind": device.type,
@@ -137,7 +137,7 @@ class CudaIpc(WeightTransfer):
         block_handle = handle[here[-1]]
         number = block_handle["number"]
         try:
-            flat = _OWN.get(number)
+            flat = _OWN_BLOCKS.get(number)
             flat = (
                 _KINDS[block_handle["kind"]].map(block_handle["export"], block_handle["size"])
                 if flat is None
@@ -156,7 +156,7 @@ class CudaIpc(WeightTransfer):
     def release(self, handle: Mapping[str, Any]) -> None:
         """Free the block, whether it was copied or not."""
         for block_handle in handle.values():
-            block = self._sent.pop(block_handle["number"], None)
+            block = self._sent_blocks.pop(block_handle["number"], None)
             if block is not None:
                 copied = _header(block.flat)[1].item() > 0
                 _header(block.flat).zero_()

@@ -156,7 +156,8 @@ def duplicate(value: Any, name: str) -> Any:
             _Pickler(buffer, parts).dump(value)
             if parts and not _shared(value, parts):
                 return _Unpickler(buffer.getvalue(), parts).load()
-        except Exception:  # any method of a game may run; the first error says what is wrong
+        except Exception:
+            # any method of a game may run; the first error says what is wrong
             pass
         raise
 

@@ -138,12 +138,14 @@ def _discrete(space: spaces.Discrete, text: str, names: Sequence[str]) -> int:
     actions_by_name = {name.strip().casefold(): int(space.start) + i for i, name in enumerate(names)}
     if text.casefold() in actions_by_name:
         return actions_by_name[text.casefold()]
+    # where actions have names, a number would be a second name of each
     if names or not _WHOLE.fullmatch(text):
         raise IllegalActionError(f"{text!r} is not an action")
     return int(text)
 
 
 def _json(text: str) -> Any:
+    # a list may come without its brackets: `0.5, -1`
     for candidate in (text, f"[{text}]"):
         try:
             return json.loads(candidate)
@@ -173,6 +175,7 @@ def _array(space: Any, value: Any) -> np.ndarray:
     """
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(space.shape)
+        # numbers outside of the dtype are refused below, without a warning of NumPy's
         with np.errstate(all="ignore"):
             array = numbers.astype(space.dtype)
     except (TypeError, ValueError, OverflowError) as error:

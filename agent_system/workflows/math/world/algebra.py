@@ -492,7 +492,8 @@ def expression(text: str) -> Any:
         result = reader.parse(normalize_latex(text, _READS))
     except RecursionError:
         raise
-    except Exception as error:  # the library raises plain exceptions for what it cannot read
+    except Exception as error:
+        # the library raises plain exceptions for what it cannot read
         raise UnreadableError(str(error)) from error
     if not isinstance(result, (sympy.Expr, sympy.MatrixBase, sympy.MatrixExpr)):
         raise UnreadableError(f"a {type(result).__name__}")

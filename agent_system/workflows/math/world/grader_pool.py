@@ -85,7 +85,7 @@ class GraderPool:
         """Compare in a thread; with a `number` the answer must be close only. Raises GraderError
         when no grader can be started.
         """
-        if (cached_verdict := self._known(answer, truth, number)) is not None:
+        if (cached_verdict := self._cached(answer, truth, number)) is not None:
             return cached_verdict
         with self._lock:
             if self._threads is None:
@@ -98,7 +98,7 @@ class GraderPool:
     def compare_now(self, answer: str, truth: str, number: Approximate | None = None) -> Verdict:
         """Compare in the calling thread."""
         # Another thread may have compared the same meanwhile.
-        if (cached_verdict := self._known(answer, truth, number)) is not None:
+        if (cached_verdict := self._cached(answer, truth, number)) is not None:
             return cached_verdict
         process = self._idle.get()
         try:
@@ -153,7 +153,7 @@ class GraderPool:
                 self._processes.discard(process)
         self._idle.put(None)
 
-    def _known(self, answer: str, truth: str, number: Approximate | None) -> Verdict | None:
+    def _cached(self, answer: str, truth: str, number: Approximate | None) -> Verdict | None:
         key = (answer, truth, number)
         with self._lock:
             if key in self._cache:
@@ -164,7 +164,8 @@ class GraderPool:
         with self._lock:
             self.timeouts += verdict is Verdict.TIMEOUT
             if verdict is Verdict.ERROR:
-                return  # not cached: the cause may be temporary, such as a lack of memory
+                # not cached: the cause may be temporary, such as a lack of memory
+                return
             self._cache[key] = verdict
             if len(self._cache) > CACHE_SIZE:
                 self._cache.popitem(last=False)

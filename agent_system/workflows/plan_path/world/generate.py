@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.data import TaskSet
+from agent_system.workflows.data import TaskSet, draw_distinct
 from agent_system.workflows.plan_path.world.grid import LARGEST_SIDE, GridMap, distances_to, make_map
 
 DATA_SOURCE = "verl_mas/plan_path"
@@ -77,22 +77,16 @@ def generate(
     """
     difficulty = difficulty or PlanPathDifficulty()
     rng = random.Random(f"plan-path-{seed}")
-    used_texts = set(exclude)
-    maps: list[GridMap] = []
-    repeats = 0
-    while len(maps) < count:
-        grid = draw_map(rng, difficulty)
-        if grid.text in used_texts:
-            repeats += 1
-            if repeats > MOST_DRAWS:
-                raise AgentSystemError(
-                    f"found only {len(maps)} of {count} different maps with {difficulty}; raise "
-                    "size or ask for fewer"
-                )
-            continue
-        used_texts.add(grid.text)
-        maps.append(grid)
-    return maps
+    return draw_distinct(
+        count,
+        lambda: draw_map(rng, difficulty),
+        lambda grid: grid.text,
+        exclude,
+        MOST_DRAWS,
+        lambda number: (
+            f"found only {number} of {count} different maps with {difficulty}; raise size or ask for fewer"
+        ),
+    )
 
 
 def generate_split(

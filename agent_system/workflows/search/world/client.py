@@ -14,7 +14,8 @@ from verl.utils.loop_thread import LoopThread
 from verl.utils.names import without_password
 
 LONGEST_ANSWER = 16 << 20
-KEEPALIVE_S = 4.0  # less than the five seconds after which many servers drop an idle connection
+# less than the five seconds after which many servers drop an idle connection
+KEEPALIVE_S = 4.0
 
 
 class RetrievalClient:
@@ -29,7 +30,7 @@ class RetrievalClient:
 
     def __init__(self, url: str, *, topk: int, timeout_s: float) -> None:
         self.url = endpoint(url)
-        self._shown = without_password(self.url)
+        self._shown_url = without_password(self.url)
         self._topk = topk
         self._timeout_s = timeout_s
         self._client = JsonClient(self.url, KEEPALIVE_S)
@@ -54,7 +55,7 @@ class RetrievalClient:
 
     def _submit(self, query: str) -> Future[list[Passage]]:
         if self._loop.closed:
-            raise RetrievalError(f"the client of {self._shown} is closed; make another one")
+            raise RetrievalError(f"the client of {self._shown_url} is closed; make another one")
         return self._loop.submit(self._search(query))
 
     async def _search(self, query: str) -> list[Passage]:
@@ -62,16 +63,16 @@ class RetrievalClient:
             return read_answer(await self._post(query), 1)[0]
         except TimeoutError as error:
             raise RetrievalError(
-                f"{self._shown} gave no answer within env.params.timeout_s={self._timeout_s:g} s"
+                f"{self._shown_url} gave no answer within env.params.timeout_s={self._timeout_s:g} s"
             ) from error
         except CONNECTION_ERRORS as error:
             cause = f"{type(error).__name__}: {masked(str(error), password(self.url))}"
             raise RetrievalError(
-                f"the request to {self._shown} failed: {cause}; is the retrieval server running?"
+                f"the request to {self._shown_url} failed: {cause}; is the retrieval server running?"
             ) from error
         except (ValueError, RecursionError) as error:
             raise RetrievalError(
-                f"{self._shown} does not answer as Search-R1's /retrieve does: {error}"
+                f"{self._shown_url} does not answer as Search-R1's /retrieve does: {error}"
             ) from error
 
     async def _post(self, query: str) -> Any:

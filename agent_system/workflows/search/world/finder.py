@@ -34,7 +34,7 @@ class Finder:
         self._index = index
         self._max_batch = max_batch
         self._cache_size = cache_size
-        self._known: OrderedDict[Key, Hits] = OrderedDict()
+        self._cached_hits: OrderedDict[Key, Hits] = OrderedDict()
         self._pending: dict[Key, asyncio.Future[Hits]] = {}
         self._waiting: list[Key] = []
         self._busy: asyncio.Task[None] | None = None
@@ -52,10 +52,10 @@ class Finder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _one(self, key: Key) -> Hits:
-        if key in self._known:
+        if key in self._cached_hits:
             self.cached += 1
-            self._known.move_to_end(key)
-            return self._known[key]
+            self._cached_hits.move_to_end(key)
+            return self._cached_hits[key]
         if key not in self._pending:
             self._pending[key] = asyncio.get_running_loop().create_future()
             self._waiting.append(key)
@@ -80,17 +80,19 @@ class Finder:
             batch_hits = await loop.run_in_executor(
                 self._thread, self._index.search, [query for query, _ in batch], topk
             )
-        except Exception as error:  # any error of an index is passed on to the query that caused it
+        except Exception as error:
+            # any error of an index is passed on to the query that caused it
             if len(batch) > 1:
                 for key in batch:
                     await self._search([key], topk)
                 return
             future = self._pending.pop(batch[0])
             future.set_exception(error)
-            future.exception()  # marks the exception as retrieved: all callers may have been cancelled
+            # marks the exception as retrieved: all callers may have been cancelled
+            future.exception()
             return
         for key, hits in zip(batch, batch_hits, strict=True):
-            self._known[key] = hits
+            self._cached_hits[key] = hits
             self._pending.pop(key).set_result(hits)
-        while len(self._known) > self._cache_size:
-            self._known.popitem(last=False)
+        while len(self._cached_hits) > self._cache_size:
+            self._cached_hits.popitem(last=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.data import TaskSet
+from agent_system.workflows.data import TaskSet, draw_distinct
 from agent_system.workflows.sokoban.world.rules import OPPOSITE, Room, SokobanState, render, walk
 from agent_system.workflows.sokoban.world.solver import Solution, least_pushes, pulls_from, reachable, solve
 
@@ -181,24 +181,23 @@ def generate(
         AgentSystemError: there are too few rooms of this difficulty, or they are too rare.
     """
     rng = random.Random(f"sokoban-{seed}")
-    used_texts: set[str] = set()
-    puzzles: list[SokobanPuzzle] = []
-    misses = 0
-    while len(puzzles) < count:
+
+    def draw() -> SokobanPuzzle | None:
         puzzle = draw_puzzle(rng, difficulty)
-        if puzzle is None or puzzle.text in used_texts or (exclude and puzzle.key in exclude):
-            misses += 1
-            if misses > DRAWS_PER_ROOM:
-                raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} Sokoban rooms and then none in "
-                    f"{DRAWS_PER_ROOM} draws of {difficulty}; ask for fewer rooms, fewer pushes, "
-                    "another wall_share or a larger size"
-                )
-            continue
-        misses = 0
-        used_texts.add(puzzle.text)
-        puzzles.append(puzzle)
-    return puzzles
+        # a key of a room takes long, so that without `exclude` it is not computed
+        return None if puzzle is None or (exclude and puzzle.key in exclude) else puzzle
+
+    return draw_distinct(
+        count,
+        draw,
+        lambda puzzle: puzzle.text,
+        (),
+        DRAWS_PER_ROOM,
+        lambda number: (
+            f"found {number} of {count} Sokoban rooms and then none in {DRAWS_PER_ROOM} draws of "
+            f"{difficulty}; ask for fewer rooms, fewer pushes, another wall_share or a larger size"
+        ),
+    )
 
 
 def generate_split(

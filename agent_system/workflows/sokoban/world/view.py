@@ -24,7 +24,7 @@ RADIUS = 2
 _ROWS = "abcde"
 
 
-def shown(room: Room, state: SokobanState, view: str, actions: str = "moves") -> str:
+def view_text(room: Room, state: SokobanState, view: str, actions: str = "moves") -> str:
     """Return the state in one of `VIEWS`; the compact view depends on the kind of actions, moves or
     pushes.
     """
@@ -87,7 +87,7 @@ def last_line(moves: str, stopped: str, max_moves: int) -> str:
     Args:
         moves: moves made in the last turn; empty at the start.
         stopped: the illegal move after them, or empty.
-        max_moves: number of moves that are shown, `-` for missing ones.
+        max_moves: number of moves that are view_text, `-` for missing ones.
     """
     return f"last {' '.join(moves.rjust(max_moves, FLOOR))} stop {stopped or FLOOR}"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.errors import AgentSystemError
-from agent_system.workflows.data import TaskSet
+from agent_system.workflows.data import TaskSet, draw_distinct
 from agent_system.workflows.sudoku.world.puzzle import (
     Board,
     SudokuPuzzle,
@@ -129,25 +129,18 @@ def generate(
     """
     kind = kind or Kind()
     rng = random.Random(f"sudoku-{seed}")
-    used_forms: set[Board] = set(exclude)
-    puzzles: list[SudokuPuzzle] = []
-    misses = 0
-    while len(puzzles) < count:
-        puzzle = draw_puzzle(rng, kind)
-        form = canonical(puzzle.clues) if puzzle else None
-        if puzzle is None or form is None or form in used_forms:
-            misses += 1
-            if misses > MOST_MISSES:
-                raise AgentSystemError(
-                    f"found {len(puzzles)} of {count} puzzles of size {kind.size} and difficulty "
-                    f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for "
-                    "fewer, or for more clues"
-                )
-            continue
-        misses = 0
-        used_forms.add(form)
-        puzzles.append(puzzle)
-    return puzzles
+    return draw_distinct(
+        count,
+        lambda: draw_puzzle(rng, kind),
+        lambda puzzle: canonical(puzzle.clues),
+        exclude,
+        MOST_MISSES,
+        lambda number: (
+            f"found {number} of {count} puzzles of size {kind.size} and difficulty "
+            f"{kind.difficulty!r} that differ by more than a renaming of digits; ask for "
+            "fewer, or for more clues"
+        ),
+    )
 
 
 def generate_split(

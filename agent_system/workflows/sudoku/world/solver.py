@@ -27,7 +27,7 @@ def solutions(board: Board, limit: int = 2) -> list[Board]:
         return []
     search = _Search(board, limit)
     search.run()
-    return search.found
+    return search.boards
 
 
 def has_one_solution(board: Board) -> bool:
@@ -72,7 +72,7 @@ class _Search:
     def __init__(self, board: Board, limit: int) -> None:
         self.shape: BoardShape = shape_of(size_of(board))
         self.limit = limit
-        self.found: list[Board] = []
+        self.boards: list[Board] = []
         self.cells = list(board)
         self.full = (1 << self.shape.size) - 1
         self.rows, self.columns, self.boxes = ([0] * self.shape.size for _ in range(3))
@@ -84,13 +84,13 @@ class _Search:
     def run(self) -> None:
         """Collect solutions until `limit` are found."""
         if not self.open:
-            self.found.append(tuple(self.cells))
+            self.boards.append(tuple(self.cells))
             return
         cell, choices = self._tightest()
         if not choices:
             return
         self.open.remove(cell)
-        while choices and len(self.found) < self.limit:
+        while choices and len(self.boards) < self.limit:
             bit = choices & -choices
             choices ^= bit
             self._flip(cell, bit)

@@ -5,7 +5,7 @@ import pytest
 from agent_system.workflows.sokoban import SokobanDifficulty
 from agent_system.workflows.sokoban.world.generate import generate
 from agent_system.workflows.sokoban.world.rules import MOVES, move, parse_room, render
-from agent_system.workflows.sokoban.world.view import compact_text, shown, way
+from agent_system.workflows.sokoban.world.view import compact_text, view_text, way
 
 from .conftest import TWO, UP
 
@@ -43,4 +43,8 @@ def test_a_way_names_rows_then_columns(end: int, text: str) -> None:
 
 def test_the_map_is_shown_as_it_is_or_with_its_cells_apart() -> None:
     room, state = parse_room(TWO)
-    assert shown(room, state, "map") == render(room, state) == shown(room, state, "spaced").replace(" ", "")
+    assert (
+        view_text(room, state, "map")
+        == render(room, state)
+        == view_text(room, state, "spaced").replace(" ", "")
+    )

@@ -42,7 +42,8 @@ def check_async_training(config: RunConfig, plan: RunPlan) -> None:
             continue
         least = pace.least_bound if settings.max_off_policy_strategy == "wait" else pace.trigger - 1
         if settings.batch_timeout_s:
-            least = max(least, 1)  # the rest of a batch is trained by a later step
+            # the rest of a batch is trained by a later step
+            least = max(least, 1)
         if pace.bound < least:
             where = (
                 f"async_training.per_policy.{policy}" if policy in settings.per_policy else "async_training"

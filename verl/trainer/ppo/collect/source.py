@@ -103,13 +103,13 @@ class StepCollection(SampleSource):
     """`async_training.mode=sync`: the samples of a step are collected when it begins."""
 
     # The last step whose tasks were drawn, and the loader before.
-    _drawn: tuple[int, LoaderState] | None = field(default=None, init=False)
+    _before_draw: tuple[int, LoaderState] | None = field(default=None, init=False)
 
     async def _collect(self, step: int) -> StepSamples:
-        self._drawn = (step, self.loader.state_dict())
+        self._before_draw = (step, self.loader.state_dict())
         return await collect_step(self.config, self.plan, self.collector, self.loader, step)
 
     def rewind(self, step: int) -> None:
         """As `SampleSource.rewind`: the tasks of a later step count as not drawn."""
-        if self._drawn is not None and self._drawn[0] > step:
-            self.loader.load_state_dict(self._drawn[1])
+        if self._before_draw is not None and self._before_draw[0] > step:
+            self.loader.load_state_dict(self._before_draw[1])

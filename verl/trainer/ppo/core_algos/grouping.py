@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from verl.trainer.ppo.core_algos.checks import checked_weights
+
 # Codes of columns are combined into one int64; beyond this product they are renumbered in between.
 MAX_CODE = 2**62
 
@@ -60,7 +62,8 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     Only the first row of each run of equal rows is hashed: rows of a task, and of an episode,
     follow each other.
     """
-    import pandas as pd  # imported here because it is slow to import and checks of settings do not need it
+    # imported here because it is slow to import and checks of settings do not need it
+    import pandas as pd
 
     changes = np.ones(len(column), dtype=bool)
     changes[1:] = column[1:] != column[:-1]
@@ -69,7 +72,8 @@ def _number(column: np.ndarray) -> tuple[np.ndarray, int]:
     values, runs = (column[first], runs) if 2 * len(first) <= len(column) else (column, 1)
     codes, distinct = pd.factorize(values.astype(object) if values.dtype.kind in "US" else values)
     missing = codes < 0
-    if missing.any():  # renumbered, so that a missing value is numbered in the order of appearance as well
+    # renumbered, so that a missing value is numbered in the order of appearance as well
+    if missing.any():
         codes, distinct = pd.factorize(np.where(missing, len(distinct), codes))
     return np.repeat(codes.astype(np.int64, copy=False), runs), len(distinct)
 
@@ -133,11 +137,7 @@ def group_stats(
     n_groups = int(index.max(initial=-1)) + 1
     keep = np.ones(len(scores), dtype=bool) if valid is None else valid.astype(bool)
     if weights is not None:
-        weights = np.asarray(weights, dtype=np.float64)
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError(
-                f"weights of rows must be finite and at least 0, found {weights.min()} to {weights.max()}"
-            )
+        weights = checked_weights(weights)
         keep &= weights > 0
     # -0.0 + 0.0 is 0.0: equal scores have the same bits, so that their order does not change the
     # mean.

@@ -200,7 +200,8 @@ def _inputs(
 
     def index(inputs: EstimatorInputs) -> np.ndarray:
         if not has_group_keys and "uid" not in data.non_tensor_batch:
-            raise KeyError("uid")  # no groups are configured: only an estimator that needs them fails
+            # no groups are configured: only an estimator that needs them fails
+            raise KeyError("uid")
         return group_keys(data, fields, inputs.rows)
 
     trajectories = averages_trajectories(settings, estimator)
@@ -224,7 +225,7 @@ def _arguments(name: str, inputs: EstimatorInputs) -> dict[str, Any]:
     without a default.
     """
     required, any_keyword = ESTIMATORS.parameters(name)
-    config = inputs.given["config"]
+    config = inputs.arguments["config"]
     if own_key(config, "statistics_over", "samples") == "trajectories" and "traj_index" not in required:
         raise ValueError(
             f"algorithm.statistics_over=trajectories: estimator '{name}' compares samples only; "

@@ -54,15 +54,15 @@ class EstimatorInputs:
     ) -> None:
         self.data = data
         self.rows = rows
-        self.given = arguments
+        self.arguments = arguments
         self._index = index
         self._over_trajectories = over_trajectories
         self._weigh_calls = weigh_calls
 
     def get(self, name: str) -> Any:
         """Return the argument of a parameter. Raises KeyError if it is not available."""
-        if name in self.given:
-            return self.given[name]
+        if name in self.arguments:
+            return self.arguments[name]
         if name in self._DERIVED:
             return self._DERIVED[name](self)
         return self.tensor(name) if name in self.data.batch.keys() else self.column(name)  # noqa: SIM118

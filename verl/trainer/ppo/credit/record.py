@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from verl.trainer.plan.agents import split_by_settings
 from verl.trainer.plan.registry import estimator_takes
 from verl.trainer.ppo.collect.step_samples import StepSamples
 from verl.trainer.ppo.credit.advantage import group_numbers
+from verl.utils.disk import write_whole
 
 FORMAT = 1
 FOLDER = "credit"
@@ -64,13 +64,9 @@ def write_credit(
     }
     path = credit_path(run_dir, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    # a lone surrogate of a reply has no UTF-8
+    write_whole(path, (text + "\n").encode("utf-8", "backslashreplace"))
     return columns
 
 
@@ -209,12 +205,12 @@ def _logged_tokens(batch: DataProto) -> dict[str, list[Any]]:
     for row in np.flatnonzero([after is not None for after in afters]):
         length = len(afters[row])
         keeps = mask[row, :length].tolist()
-        columns["log_prob_after"][row] = _kept(afters[row], keeps)
+        columns["log_prob_after"][row] = _where(afters[row], keeps)
         for name, column in sources.items():
-            columns[name][row] = _kept(tensors[column][row, :length].tolist(), keeps)
+            columns[name][row] = _where(tensors[column][row, :length].tolist(), keeps)
     return columns
 
 
-def _kept(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
+def _where(values: Sequence[float], keeps: Sequence[bool]) -> list[float | None]:
     numbers = _numbers(np.asarray(values, dtype=np.float64))
     return [number if keep else None for number, keep in zip(numbers, keeps, strict=True)]

@@ -163,7 +163,8 @@ class CreditAssigner:
         """
         if not self.plan.committed:
             return batch
-        from verl.trainer.ppo.credit.candidates import committed_rows  # of a tree with committed returns
+        # of a tree with committed returns
+        from verl.trainer.ppo.credit.candidates import committed_rows
 
         return batch.select_idxs(committed_rows(batch))
 

@@ -82,7 +82,8 @@ def engine_arguments(
         "distributed_executor_backend": "uni" if tp == 1 else EXECUTOR,
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,
-        "use_tqdm_on_load": False,  # a progress bar in a log, and a semaphore that outlives a killed process
+        # a progress bar in a log, and a semaphore that outlives a killed process
+        "use_tqdm_on_load": False,
     }
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = _cpu_cache(model_config, dtype, rollout.slots, max_model_len, tp)

@@ -314,7 +314,7 @@ class VLLMEngine:
             self._change_weights("verl_start_update")
             self._updating = True
         if names:
-            with self._sent(tensors) as (transfer, handle):
+            with self._sent_to_processes(tensors) as (transfer, handle):
                 failures = self._change_weights("verl_load_bucket", transfer, handle, names)
             if failure := next(filter(None, failures), None):
                 raise EngineGoneError(failure)
@@ -343,7 +343,8 @@ class VLLMEngine:
             # `_own_errors` reports it with the cause in the engine's log.
             except EngineDeadError:
                 raise
-            except Exception as error:  # vLLM raises a bare one, with the text of the error in its process
+            except Exception as error:
+                # vLLM raises a bare one, with the text of the error in its process
                 raise EngineSetupError(
                     "vLLM cannot load new weights into this model; use "
                     f"actor_rollout_ref.rollout.name=hf: {' '.join(str(error).split())}"
@@ -352,7 +353,7 @@ class VLLMEngine:
         return self._control(call())
 
     @contextmanager
-    def _sent(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
+    def _sent_to_processes(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
         """Yield the name of the transfer by which the processes of the model receive the tensors,
         and its handle.
         """
@@ -399,7 +400,8 @@ class VLLMEngine:
 
     async def _settle(self) -> None:
         """Wait until vLLM has processed cancelled requests."""
-        for _ in range(3):  # cancellations requested before this call have then begun
+        # cancellations requested before this call have then begun
+        for _ in range(3):
             await asyncio.sleep(0)
         while any(entry.closing for entry in self._open.values()):
             await asyncio.sleep(0.005)

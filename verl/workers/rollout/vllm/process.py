@@ -54,8 +54,10 @@ def engine_environment(
     """
     needed = {
         PARENT: str(os.getpid()),
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with Ray or gRPC threads hangs
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # patches/vllm_full_log_probs.py is for the sampler of V1
+        # a fork of a process with Ray or gRPC threads hangs
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # patches/vllm_full_log_probs.py is for the sampler of V1
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_HOST_IP": "127.0.0.1",
         # Its processes are on one node; by default Gloo and NCCL listen on the address of the
         # host's name.
@@ -68,8 +70,10 @@ def engine_environment(
             FORKED: "1",
             # the model lives in the engine's process, not in a third one
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that pin threads would all use the same cores
-            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler's helpers takes longer than it saves
+            # engines that pin threads would all use the same cores
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # compiling the sampler's helpers takes longer than it saves
+            "TORCHDYNAMO_DISABLE": "1",
         }
         if num_threads > 0:
             needed["OMP_NUM_THREADS"] = str(num_threads)
@@ -81,7 +85,8 @@ def engine_environment(
     if scratch is not None and len(str(scratch)) + SOCKET_NAME <= LONGEST_SOCKET:
         needed["VLLM_RPC_BASE_PATH"] = str(scratch)
     if scratch is not None and device == "cpu":
-        needed["TMPDIR"] = str(scratch)  # vLLM never removes the rendezvous files of its processes
+        # vLLM never removes the rendezvous files of its processes
+        needed["TMPDIR"] = str(scratch)
     return {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO" if log else "ERROR")} | needed
 
 
@@ -94,7 +99,7 @@ class EngineLog:
     """
 
     def __init__(self, path: str = "") -> None:
-        self._kept = bool(path)
+        self._keeps_file = bool(path)
         self.path = Path(
             path or Path(tempfile.gettempdir()) / f"verl-mas-engine-{os.getpid()}-{uuid.uuid4().hex[:12]}.log"
         )
@@ -109,7 +114,7 @@ class EngineLog:
             otherwise: the cause to return if the log has no error.
         """
         # From now on an error names the file.
-        self._kept = True
+        self._keeps_file = True
         error = self.last_error()
         # A process that is killed does not log why.
         if exit_code is not None and exit_code < 0:
@@ -132,7 +137,7 @@ class EngineLog:
 
     def close(self) -> None:
         """Remove a temporary log, unless `exit_cause` named it."""
-        if not self._kept:
+        if not self._keeps_file:
             self.path.unlink(missing_ok=True)
 
 
@@ -282,6 +287,7 @@ def ended(processes: Sequence[Any]) -> Iterator[None]:
     """
     below = children_of(process.pid for process in processes)
     yield
-    for process in processes:  # a killed process takes a moment to end on a busy machine
+    # a killed process takes a moment to end on a busy machine
+    for process in processes:
         process.join(EXIT_TIMEOUT_S)
     psutil.wait_procs(below, EXIT_TIMEOUT_S)

@@ -40,7 +40,8 @@ class BroadcastGroup:
         if self.backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = 2 * limit  # NCCL ends the process at its own limit
+            # NCCL ends the process at its own limit
+            nccl._timeout = 2 * limit
             self._group: Any = dist.ProcessGroupNCCL(group_store, rank, 1 + len(self.ids), nccl)
         else:
             self.device = torch.device("cpu")

@@ -26,8 +26,8 @@ class Link:
     """Sends and reads messages, each a JSON object on a line.
 
     Attributes:
-        lost: whether the connection has ended, or brought something that is no message.
-        said: the fields of the messages that were read, newer ones in place of older ones.
+        is_lost: whether the connection has ended, or brought something that is no message.
+        message: the fields of the messages that were read, newer ones in place of older ones.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,8 +39,8 @@ class Link:
         self._socket = connection
         self._unread = b""
         self.address: str = connection.getsockname()[0]
-        self.lost = False
-        self.said: dict[str, Any] = {}
+        self.is_lost = False
+        self.message: dict[str, Any] = {}
 
     def fileno(self) -> int:
         """Return the file descriptor, for `ready`."""
@@ -53,29 +53,29 @@ class Link:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            self.lost = True
+            self.is_lost = True
 
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived, without waiting."""
         try:
-            while not self.lost and len(self._unread) <= _MAX_BYTES:
+            while not self.is_lost and len(self._unread) <= _MAX_BYTES:
                 data = self._socket.recv(1 << 16)
                 self._unread += data
-                self.lost = not data
+                self.is_lost = not data
         except BlockingIOError:
             pass
         except OSError:
-            self.lost = True
+            self.is_lost = True
         *lines, self._unread = self._unread.split(b"\n")
         messages = []
         for line in lines:
             try:
                 messages.append(dict(json.loads(line)))
             except (ValueError, TypeError):
-                self.lost = True
+                self.is_lost = True
                 break
-            self.said |= messages[-1]
-        self.lost = self.lost or len(self._unread) > _MAX_BYTES
+            self.message |= messages[-1]
+        self.is_lost = self.is_lost or len(self._unread) > _MAX_BYTES
         return messages
 
 
@@ -83,5 +83,5 @@ def ready(links: Sequence[Link | socket.socket], pause_s: float) -> list[Any]:
     """Return the links and listening sockets that have something to read; wait up to `pause_s`
     seconds for the first.
     """
-    open_links: list[Any] = [link for link in links if not (isinstance(link, Link) and link.lost)]
+    open_links: list[Any] = [link for link in links if not (isinstance(link, Link) and link.is_lost)]
     return wait(open_links, pause_s)

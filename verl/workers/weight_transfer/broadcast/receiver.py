@@ -28,7 +28,7 @@ class Receiver:
             self.link = Link(socket.create_connection(tuple(sender), timeout=timeout_s))
         except OSError as error:
             raise EngineGoneError(
-                f"the sender of the weights at {_shown(sender)} does not answer: {error}"
+                f"the sender of the weights at {_address_text(sender)} does not answer: {error}"
             ) from error
         self._group: BroadcastGroup | None = None
         self._heard: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class Receiver:
             why = self._cause(str(error))
             self._group = None
             raise EngineGoneError(
-                f"bucket {bucket} of weight update {update} did not come from {_shown(self.sender)}: {why}"
+                f"bucket {bucket} of weight update {update} did not come from {_address_text(self.sender)}: {why}"
             ) from error
         return unpack(flat, handle["layout"])
 
@@ -95,7 +95,7 @@ class Receiver:
 
         def watch() -> None:
             self._poll()
-            if why := self._heard.get("error", "the sender is gone" if self.link.lost else ""):
+            if why := self._heard.get("error", "the sender is gone" if self.link.is_lost else ""):
                 raise RuntimeError(why)
 
         wait_until(condition, self._timeout_s, what, watch)
@@ -114,10 +114,10 @@ class Receiver:
         if "error" not in self._heard:
             self.link.send(failed=error)
         end = time.monotonic() + 2 * NOTICE_S
-        while not ("error" in self._heard or self.link.lost) and time.monotonic() < end:
+        while not ("error" in self._heard or self.link.is_lost) and time.monotonic() < end:
             self._poll()
         return str(self._heard.get("error", error))
 
 
-def _shown(address: Sequence[Any]) -> str:
+def _address_text(address: Sequence[Any]) -> str:
     return "{}:{}".format(*address)

@@ -38,7 +38,7 @@ class _Update:
     Attributes:
         waiting: buckets to be broadcast; None after the last.
         open: buckets that were sent and not released.
-        sent: number of buckets sent.
+        next_bucket: number of the next bucket, which is how many were sent.
         arrived: number of buckets that all receivers have.
         members: the receivers that have joined.
         error: why the update was given up.
@@ -49,7 +49,7 @@ class _Update:
     on_gpu: bool
     waiting: queue.SimpleQueue[torch.Tensor | None] = field(default_factory=queue.SimpleQueue)
     open: set[int] = field(default_factory=set)
-    sent: int = 0
+    next_bucket: int = 0
     arrived: int = 0
     members: list[Link] = field(default_factory=list)
     error: str = ""
@@ -57,20 +57,20 @@ class _Update:
 
     def behind(self) -> list[str]:
         """Return the names of receivers that have not confirmed the bucket that is being broadcast."""
-        return [link.said["name"] for link in self.members if link.said["received"] <= self.arrived]
+        return [link.message["name"] for link in self.members if link.message["received"] <= self.arrived]
 
-    def lost(self) -> list[str]:
+    def lost_names(self) -> list[str]:
         """Return the names of receivers whose connection has ended."""
-        return [link.said["name"] for link in self.members if link.lost]
+        return [link.message["name"] for link in self.members if link.is_lost]
 
     def failed(self) -> str:
         """Return why the update cannot succeed, or an empty string."""
-        if lost_names := self.lost():
-            return f"lost {', '.join(lost_names)}"
+        if names := self.lost_names():
+            return f"lost {', '.join(names)}"
         return "; ".join(
-            f"{link.said['name']} gave up: {link.said['failed']}"
+            f"{link.message['name']} gave up: {link.message['failed']}"
             for link in self.members
-            if link.said["failed"]
+            if link.message["failed"]
         )
 
 
@@ -116,8 +116,8 @@ class Sender:
             self._thread.start()
         if receivers != update.receivers:
             raise ValueError(f"a bucket for {receivers} receivers in a weight update for {update.receivers}")
-        bucket = update.sent
-        update.sent = update.sent + 1
+        bucket = update.next_bucket
+        update.next_bucket += 1
         update.open.add(bucket)
         update.waiting.put(flat)
         place = {
@@ -179,7 +179,7 @@ class Sender:
             for message in source.read():
                 if "update" in message:
                     self._admit(update, source, message)
-        self._links = [link for link in self._links if not link.lost]
+        self._links = [link for link in self._links if not link.is_lost]
 
     def _admit(self, update: _Update, link: Link, message: Mapping[str, Any]) -> None:
         """Let a receiver join, or tell it why it cannot."""
@@ -189,7 +189,7 @@ class Sender:
         elif len(update.members) == update.receivers:
             why = why or f"{update.receivers} other receivers have joined"
         if message.keys() != JOINING:
-            link.lost = True
+            link.is_lost = True
         elif why:
             link.send(update=message["update"], error=why)
         else:
@@ -200,10 +200,10 @@ class Sender:
         self._group = None
         # A receiver that has died is often seen as lost only after the broadcast has failed.
         end = time.monotonic() + (0 if isinstance(error, WaitTimeoutError) else NOTICE_S)
-        while not (update.released or update.lost()) and time.monotonic() < end:
+        while not (update.released or update.lost_names()) and time.monotonic() < end:
             self._poll(update)
-        if lost_names := update.lost():
-            update.error = f"the sender gave up: lost {', '.join(lost_names)}"
+        if names := update.lost_names():
+            update.error = f"the sender gave up: lost {', '.join(names)}"
         elif len(update.members) < update.receivers:
             missing = update.receivers - len(update.members)
             update.error = f"the sender gave up: {error}; {missing} of {update.receivers} never came"
@@ -218,7 +218,7 @@ class Sender:
     def _group_for(self, update: _Update, wait: Wait) -> BroadcastGroup:
         """Wait for all receivers and return their group, a new one unless it is the same as before."""
         wait(lambda: len(update.members) == update.receivers, f"{update.receivers} receivers of weights")
-        statuses = [link.said for link in update.members]
+        statuses = [link.message for link in update.members]
         ids = sorted(one["id"] for one in statuses)
         gpus = [gpu(update.on_gpu), *(one["gpu"] for one in statuses)]
         # NCCL takes no two ranks on one GPU.

@@ -15,7 +15,7 @@ from verl.trainer.plan.registry import register_adv_est
 from verl.trainer.ppo.core_algos.checks import check_columns, numbers
 from verl.trainer.ppo.core_algos.estimators.grpo import group_relative
 from verl.trainer.ppo.core_algos.estimators.outcome import ScoredUnits, real_rows, units_without_signal
-from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.estimators.whitening import whiten_outcomes
 from verl.utils.names import own_key
 
 
@@ -79,13 +79,7 @@ def compute_gdpo_outcome_advantage(
         no_term = units_without_signal(scored, scored.stats(), config) | (factor == 0)
         total += factor * (relative if scored.unit is None else relative[scored.unit])
         no_signal &= no_term if scored.unit is None else no_term[scored.unit]
-    rows = torch.as_tensor(
-        total,
-        dtype=torch.promote_types(token_level_rewards.dtype, torch.float32),
-        device=response_mask.device,
-    ).unsqueeze(-1)
-    advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
-    advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
+    advantages = whiten_outcomes(total, no_signal, token_level_rewards, response_mask, policy_index, weights)
     return advantages, advantages
 
 

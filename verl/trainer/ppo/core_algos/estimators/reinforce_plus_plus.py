@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos.estimators.outcome import (
     units_without_signal,
     zero_without_signal,
 )
-from verl.trainer.ppo.core_algos.estimators.whitening import whiten
+from verl.trainer.ppo.core_algos.estimators.whitening import whiten, whiten_outcomes
 from verl.utils.names import own_key
 
 
@@ -110,11 +110,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
         no_signal = no_signal[scored.unit]
     if scored.row_weights is not None:
         no_signal = no_signal | (scored.row_weights == 0)
-    rows = torch.as_tensor(
-        relative,
-        dtype=torch.promote_types(token_level_rewards.dtype, torch.float32),
-        device=response_mask.device,
-    ).unsqueeze(-1)
-    advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
-    advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
+    advantages = whiten_outcomes(
+        relative, no_signal, token_level_rewards, response_mask, policy_index, weights
+    )
     return advantages, advantages

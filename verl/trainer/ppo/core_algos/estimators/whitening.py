@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.checks import check_columns, check_tokens
+from verl.trainer.ppo.core_algos.checks import check_columns, check_tokens, checked_weights
 from verl.trainer.ppo.core_algos.grouping import group_index
 
 
@@ -45,11 +45,7 @@ def whiten(
     """
     check_tokens(mask, values=values)
     check_columns(mask, policy_index=policy_index, weights=weights)
-    weight = np.ones(len(mask)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(weight) & (weight >= 0)).all():
-        raise ValueError(
-            f"weights of rows must be finite and at least 0, found {weight.min()} to {weight.max()}"
-        )
+    weight = np.ones(len(mask)) if weights is None else checked_weights(weights)
     groups = np.zeros(len(mask), dtype=np.int64) if policy_index is None else group_index([policy_index])
     keep = mask.bool()
     x = values.detach().to(torch.float64, copy=True).masked_fill_(~keep, 0.0)
@@ -72,6 +68,33 @@ def whiten(
     scale = np.where(constant, 0.0, 1.0 / np.sqrt(variance + 1e-8))[groups] * (weight > 0)
     out = centred.mul_(torch.as_tensor(scale, device=x.device).unsqueeze(-1))
     return out.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def whiten_outcomes(
+    outcomes: np.ndarray,
+    no_signal: np.ndarray,
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    policy_index: np.ndarray | None,
+    weights: np.ndarray | None,
+) -> torch.Tensor:
+    """Return one number per row, whitened over the tokens of each policy: `[bsz, response_len]`.
+
+    Args:
+        outcomes: `[bsz]`.
+        no_signal: `[bsz]` rows that are set to 0 after it, as whitening shifts the mean.
+        token_level_rewards: `[bsz, response_len]`, for their type.
+        response_mask: `[bsz, response_len]`.
+        policy_index, weights: as for `whiten`.
+    """
+    rows = torch.as_tensor(
+        outcomes,
+        dtype=torch.promote_types(token_level_rewards.dtype, torch.float32),
+        device=response_mask.device,
+    ).unsqueeze(-1)
+    advantages = whiten(rows.expand(response_mask.shape), response_mask, policy_index, weights)
+    advantages[torch.as_tensor(no_signal, device=advantages.device)] = 0.0
+    return advantages
 
 
 def _constant(

@@ -131,7 +131,8 @@ def apply_m2po_mask(batch: DataProto, tau: float) -> dict[str, float]:
             `advantages`.
         tau: `algorithm.rollout_correction.m2po_tau`.
     """
-    from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask  # of M2PO alone
+    # of M2PO alone
+    from verl.trainer.ppo.core_algos.rollout_correction.rejection import compute_m2po_mask
 
     tensors = _log_probs(batch)
     per_policy = {}
