@@ -50,6 +50,18 @@ def test_a_value_without_its_switch_has_no_effect_in_a_command_of_verl(switch: S
     assert same(as_typed(value_at(compose_config([*ALONE, typed]), switch.number)), value)
 
 
+@pytest.mark.parametrize(
+    ("marker", "temperature"), [("data.truncation=error", 0.6), ("env.seed=1", 0.0), (ALONE[0], 0.6)]
+)
+def test_a_temperature_of_validation_alone_counts_but_in_dr_mas(marker: str, temperature: float) -> None:
+    """verl 0.9 never reads do_sample (`AgentLoopWorker.generate_sequences`); the verl of Dr. MAS, an older
+    one, is greedy without it.
+    """
+    values = "actor_rollout_ref.rollout.val_kwargs"
+    config = compose_config([marker, *ALONE[1:], f"{values}.temperature=0.6"])
+    assert config.actor_rollout_ref.rollout.val_kwargs.temperature == temperature
+
+
 def test_the_penalty_for_long_replies_of_verl_needs_its_switch() -> None:
     buffer = "reward.reward_kwargs.overlong_buffer_cfg"
     for typed, length in (

@@ -45,6 +45,7 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
+    of_dr_mas,
     overlong_buffer,
     own_values,
     recorded_ranks,
@@ -586,6 +587,9 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
                  take=without_switch(f"{section}.enable"))
         for section in (f"{ACTOR}.profiler", "critic.profiler")
     ),
+    # verl 0.9 samples a validation at this temperature whatever do_sample is.
+    _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="0: greedy",
+             take=of_dr_mas(without_switch(f"{ROLLOUT}.val_kwargs.do_sample"))),
     *(
         _renamed(switch.number, switch.number, note=switch.note,
                  take=without_switch(switch.name, as_typed(switch.words[1])))

@@ -14,6 +14,8 @@ from verl.trainer.plan.earlier_files import runs_of_steps
 from verl.trainer.plan.presets import PRESETS
 
 PER_AGENT = "agent.agent_specific_parameters"
+# Keys that only Dr. MAS has.
+DR_MAS = ("env.seed", "env.search.", "agent.multi_agent", "agent.use_agent_memory")
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,16 @@ def without_switch(switch: str, off: str = "false") -> Take:
 
     take.__doc__ = f"Left out without {switch.rpartition('.')[2]}, which is {off} by default there."
     return take
+
+
+def of_dr_mas(take: Take) -> Take:
+    """Take a value in a command line of Dr. MAS alone; in one of verl 0.9 it stays."""
+
+    def take_there(setting: Setting) -> Translation | None:
+        return take(setting) if any(key.startswith(DR_MAS) for key in setting.command) else None
+
+    take_there.__doc__ = f"In a command of Dr. MAS: {take.__doc__}"
+    return take_there
 
 
 def both_sides(setting: Setting) -> Translation | None:
