@@ -263,7 +263,8 @@ def of_dr_mas(take: Take) -> Take:
     def take_there(setting: Setting) -> Translation | None:
         return take(setting) if any(key.startswith(DR_MAS) for key in setting.command) else None
 
-    take_there.__doc__ = f"In a command of Dr. MAS: {take.__doc__}"
+    words = take.__doc__ or ""
+    take_there.__doc__ = f"In a command of Dr. MAS {words[:1].lower()}{words[1:]}"
     return take_there
 
 
