@@ -403,13 +403,17 @@ class Collector:
 
         return load_episodes(folder)
 
-    def join(self, results: Sequence[CollectResult]) -> CollectResult:
-        """Return several training collections as one: rows and episodes in their order, rewards and
-        metrics computed over all.
+    def join(self, results: Sequence[CollectResult], validate: bool = False) -> CollectResult:
+        """Return several collections as one: rows and episodes in their order, rewards and metrics
+        computed over all.
+
+        Args:
+            results: collections of training, or all of a validation.
+            validate: they are parts of a validation.
         """
         # A mean that is taken again would weigh the first of equal replies twice.
         episodes = [e for r in results for e in (r.episodes if r.unshared is None else r.unshared)]
-        joined = self._result(episodes, self.settings)
+        joined = self._result(episodes, self.settings.for_validation() if validate else self.settings)
         counts = Counter[str]()
         for result in results:
             counts.update(

@@ -300,6 +300,20 @@ def test_val_only_evaluates_a_checkpoint_and_writes_none(
     assert weights(tmp_path / "run", 2) == before
 
 
+def test_a_validation_in_parts_has_every_metric_of_one_at_once(train: Run, tmp_path: Path) -> None:
+    """Also counts, maxima and deviations of an agent; the last part is smaller than the others."""
+    keys = {"trainer.total_training_steps": 1, "data.val_max_samples": 5, "env.rollout.val_n": 2}
+    found = []
+    for size in (0, 2):
+        folder = tmp_path / str(size)
+        train(keys | {"data.val_batch_size": size, "trainer.default_local_dir": folder})
+        lines = [line | {"step": at} for at, line in enumerate(read_metrics(folder))]
+        found.append([{k: v for k, v in line.items() if k.startswith("val")} for line in lines])
+        assert len(list((folder / "trajectories").glob("val_000000*.jsonl"))) == (3 if size else 1)
+    assert found[0] == found[1]
+    assert any("agent/asker/response_length/max" in name for line in found[0] for name in line)
+
+
 def test_a_single_agent_trains_in_a_built_in_world(train: Run, tmp_path: Path) -> None:
     single = {
         "agent.orchestra_type": "single",

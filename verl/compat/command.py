@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from verl.compat.defaults import ACTOR, DR_MAS, TEAM, is_verls_default, upstream_defaults
+from verl.compat.defaults import ACTOR, TEAM, is_verls_default, upstream_defaults
 from verl.compat.keys import TWINS, VERL_MEANINGS, VERL_VALUES, VerlKey, find_verl_key
-from verl.compat.values import PER_AGENT, Setting, Translation, plain, same
+from verl.compat.values import DR_MAS, PER_AGENT, Setting, Translation, plain, same
 from verl.trainer.config.command import Command, key_of, split
 
 MINI_BATCH_SIZES = tuple(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from verl.compat.values import plain, same
+from verl.compat.values import DR_MAS, plain, same
 from verl.trainer.config.run import RunConfig
 from verl.trainer.config.spec import as_typed, followers, keys
 
@@ -20,8 +20,6 @@ TEAM = ("agent.agent_ids", "agent.orchestra_type", "env.env_name")
 # It trains one agent on the messages of a row, rewarded by its data_source, as verl does.
 ALONE = {"agent.orchestra_type": "single", "agent.agent_ids": "[Single Agent]", "env.env_name": "data_source"}
 FUNCTION = "reward.custom_reward_function.path"
-# Keys that only Dr. MAS has.
-DR_MAS = ("env.seed", "env.search.", "agent.multi_agent", "agent.use_agent_memory")
 # Defaults of both that change the result, the memory that is needed, or the number of devices.
 VERL_DEFAULTS = {
     "data.train_batch_size": "1024",

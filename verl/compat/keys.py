@@ -28,6 +28,7 @@ from verl.compat.values import (
     below,
     beside_enable,
     beside_leader,
+    beside_ratio,
     beside_switch,
     both,
     both_sides,
@@ -44,6 +45,7 @@ from verl.compat.values import (
     mapped,
     no_effect,
     nothing,
+    of_dr_mas,
     overlong_buffer,
     own_values,
     recorded_ranks,
@@ -52,6 +54,7 @@ from verl.compat.values import (
     reward_function,
     reward_manager,
     scored_by_model,
+    shaping_number,
     shared_policy,
     start_checks,
     switched,
@@ -472,6 +475,15 @@ TWINS: tuple[VerlKey, ...] = (
         for name in ("clip_ratio_low", "clip_ratio_high")
     ),
     _renamed(
+        "algorithm.group_by", "algorithm.group_by", note="null: by group_by_agent_id", take=nothing("null")
+    ),
+    *(
+        _renamed(
+            f"{PER_AGENT}.actor.{name}", f"{PER_AGENT}.actor.{name}", note="of each agent", take=beside_ratio
+        )
+        for name in ("clip_ratio_low", "clip_ratio_high")
+    ),
+    _renamed(
         "algorithm.group_by_agent_id", "algorithm.group_by", note="[uid,agent_id], or [uid]", take=grouped
     ),
     VerlKey("agent.team_command", ("agent.team",), "a command, or module:function", carried, FORMER_KEY),
@@ -518,10 +530,19 @@ TWINS: tuple[VerlKey, ...] = (
         )
         for name in ("path", "name")
     ),
-    VerlKey(
-        "reward.shaping_gamma", ("reward.shaping_by",), "of discount and hop_discount", carried, FORMER_KEY
+    *(
+        VerlKey(
+            f"reward.shaping_{name}",
+            ("reward.shaping_by",),
+            f"of {' and '.join(shapings)}",
+            shaping_number(former, *shapings),
+            FORMER_KEY,
+        )
+        for name, former, shapings in (
+            ("gamma", "0.9", ("discount", "hop_discount")),
+            ("threshold", "0.5", ("binary",)),
+        )
     ),
-    VerlKey("reward.shaping_threshold", ("reward.shaping_by",), "of binary", carried, FORMER_KEY),
     VerlKey(
         "rollout.pool_sizes",
         ("trainer.pool_sizes",),
@@ -566,6 +587,9 @@ VERL_MEANINGS: tuple[VerlKey, ...] = (
                  take=without_switch(f"{section}.enable"))
         for section in (f"{ACTOR}.profiler", "critic.profiler")
     ),
+    # verl 0.9 samples a validation at this temperature whatever do_sample is.
+    _renamed(f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", note="0: greedy",
+             take=of_dr_mas(without_switch(f"{ROLLOUT}.val_kwargs.do_sample"))),
     *(
         _renamed(switch.number, switch.number, note=switch.note,
                  take=without_switch(switch.name, as_typed(switch.words[1])))

@@ -4,16 +4,18 @@ nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.trainer.config.run import START_CHECKS
-from verl.trainer.config.spec import as_typed
+from verl.trainer.config.run import START_CHECKS, RunConfig
+from verl.trainer.config.spec import as_typed, keys
 from verl.trainer.plan.earlier_files import runs_of_steps
 from verl.trainer.plan.presets import PRESETS
 
 PER_AGENT = "agent.agent_specific_parameters"
+# Keys that only Dr. MAS has.
+DR_MAS = ("env.seed", "env.search.", "agent.multi_agent", "agent.use_agent_memory")
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,10 @@ def _switched_per_agent(setting: Setting, on: str, off: str, words: tuple[str, s
     if not isinstance(switches, list) or any(switch not in (True, False, None) for switch in switches):
         return None
     switches = [switch if switch is None else as_typed(switch) == words[0] for switch in switches]
+    is_off = same(as_typed(keys(RunConfig)[common_key].default), off)
+    if common_switch not in setting.command and is_off:
+        # Where the common switch was off unless it was set, a number had no effect without its own.
+        switches = [switch or False for switch in switches]
     values = _elements(setting.command, key) or [None] * len(switches)
     is_on = plain(setting.command.get(common_switch, words[common == "null"])) == words[0]
     # null, which stands for the common value, cannot switch it off
@@ -216,7 +222,7 @@ def _switched_per_agent(setting: Setting, on: str, off: str, words: tuple[str, s
     ignored = any(
         switch is False and value not in (None, 0) for switch, value in zip(switches, values, strict=True)
     )
-    return Translation({key: f"[{','.join(texts)}]"}, listed=False, against=key if ignored else "")
+    return Translation({key: _list_of(texts)}, listed=False, against=key if ignored else "")
 
 
 def _elements(command: Mapping[str, str], key: str) -> list[Any]:
@@ -251,17 +257,43 @@ def without_switch(switch: str, off: str = "false") -> Take:
     return take
 
 
+def of_dr_mas(take: Take) -> Take:
+    """Take a value in a command line of Dr. MAS alone; in one of verl 0.9 it stays."""
+
+    def take_there(setting: Setting) -> Translation | None:
+        return take(setting) if any(key.startswith(DR_MAS) for key in setting.command) else None
+
+    words = take.__doc__ or ""
+    take_there.__doc__ = f"In a command of Dr. MAS {words[:1].lower()}{words[1:]}"
+    return take_there
+
+
 def both_sides(setting: Setting) -> Translation | None:
-    """Translated to both keys, but those that have a value in the command."""
-    sides = [
-        key
-        for key in setting.here
-        if all(
-            plain(setting.command.get(name, "null")) == "null"
-            for name in (key, key.replace(PER_AGENT, "actor_rollout_ref", 1))
-        )
-    ]
-    return Translation(dict.fromkeys(sides, setting.value), listed=False)
+    """Translated to both keys, but where these have a value in the command."""
+    sides = {key: with_ratio(setting.command, key, setting.value) for key in setting.here}
+    return Translation({key: value for key, value in sides.items() if value is not None}, listed=False)
+
+
+def with_ratio(command: Mapping[str, str], key: str, ratio: str) -> str | None:
+    """Return the value of a side of the clip range, of all or of agents, with `ratio` where the command
+    has none; None if it has one for everybody.
+    """
+    # Of an agent's own ratio and the common value of a side, the latter counted.
+    if plain(command.get(key.replace(PER_AGENT, "actor_rollout_ref", 1), "null")) != "null":
+        return None
+    sides, ratios = _elements(command, key), _read(ratio)
+    if not sides:
+        return ratio
+    if not isinstance(ratios, list) or len(ratios) != len(sides):
+        return None
+    return _list_of(own if side is None else side for side, own in zip(sides, ratios, strict=True))
+
+
+def beside_ratio(setting: Setting) -> Translation | None:
+    """Left out beside the agents' clip_ratio, which is translated with it."""
+    ratio = setting.command.get(f"{setting.key.rpartition('.')[0]}.clip_ratio")
+    is_merged = ratio is not None and with_ratio(setting.command, setting.key, ratio) is not None
+    return Translation(listed=False) if is_merged else None
 
 
 def grouped(setting: Setting) -> Translation | None:
@@ -274,6 +306,20 @@ def grouped(setting: Setting) -> Translation | None:
     decided = plain(setting.command.get(key, "null")) != "null" or preset.get(key, by_agent) != by_agent
     fields = by_agent if setting.plain == "true" else "[uid]"
     return Translation({} if decided else {key: fields}, listed=False)
+
+
+def shaping_number(former: str, *shapings: str) -> Take:
+    """Translate the number of some shapings of `reward.shaping`; beside others it had no effect, so
+    its value of then, `former`, is left out, and others are not taken.
+    """
+
+    def take(setting: Setting) -> Translation | None:
+        if plain(setting.command.get("reward.shaping", "default")) in shapings:
+            return carried(setting)
+        return Translation(listed=False) if same(setting.value, former) else None
+
+    take.__doc__ = f"Translated with reward.shaping={' or '.join(shapings)}; otherwise {former} is left out."
+    return take
 
 
 def beside_leader(its_switch: str, switch: str) -> Take:
@@ -292,12 +338,10 @@ def beside_leader(its_switch: str, switch: str) -> Take:
 def warm_up(setting: Setting) -> Translation | None:
     """Translated: a share below 1 is the number of steps where none is named; -1 steps are none."""
     section = setting.key.rpartition(".")[0]
-    steps, share = (
-        _read(setting.command.get(f"{section}.{name}", "null"))
-        for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
-    )
+    steps, share = _warm_up_keys(setting, section)
     lists = [column for column in (steps, share) if isinstance(column, list)]
-    if setting.key == setting.here[0] and "-1" not in setting.plain:
+    # What is no -1, and has no share beside it, stays.
+    if setting.key == setting.here[0] and "-1" not in setting.plain and len(lists) < 2:
         return None
     if not lists:
         value = _warm_up(steps, share)
@@ -305,11 +349,25 @@ def warm_up(setting: Setting) -> Translation | None:
     columns = [column if isinstance(column, list) else [None] * len(lists[0]) for column in (steps, share)]
     if len(columns[0]) != len(columns[1]):
         return None
-    rows = [*zip(*columns, strict=True)]
-    values = ["null" if row == (None, None) else _warm_up(*row) for row in rows]
-    if None in values:
-        return None
-    return Translation({setting.here[0]: f"[{','.join(map(str, values))}]"}, listed=False)
+    common = _warm_up_keys(setting, section.replace(PER_AGENT, "actor_rollout_ref", 1))
+    values: list[str | None] = []
+    for row in zip(*columns, strict=True):
+        # an agent's null is the common value, of each of the two
+        whole = [own if own is not None else other for own, other in zip(row, common, strict=True)]
+        values.append("null" if row == (None, None) else _warm_up(*whole))
+    return None if None in values else Translation({setting.here[0]: _list_of(values)}, listed=False)
+
+
+def _warm_up_keys(setting: Setting, section: str) -> list[Any]:
+    return [
+        _read(setting.command.get(f"{section}.{name}", "null"))
+        for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
+    ]
+
+
+def _list_of(values: Iterable[Any]) -> str:
+    """Return values as a list as typed."""
+    return f"[{','.join('null' if value is None else str(value) for value in values)}]"
 
 
 def _warm_up(steps: Any, share: Any) -> str | None:

@@ -19,7 +19,7 @@ class Episode:
 
 
 def result(episodes: list[Episode], n: int) -> ValidationResult:
-    return validation_result([SimpleNamespace(episodes=episodes, metrics={"env/x": 2.0})], n)
+    return validation_result(SimpleNamespace(episodes=episodes, metrics={"env/x": 2.0}), n)
 
 
 def test_a_failed_episode_counts_as_zero_and_names_stay_the_same() -> None:

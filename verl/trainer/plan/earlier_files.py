@@ -49,7 +49,8 @@ class Switch:
         off: value for a switch that is off.
         note: the value for off in words.
         words: values of the switch for on and off.
-        is_verls: verl has the switch and the key, and the switch is off there unless it is set.
+        is_verls: verl has the switch and the key, which it does not read without the switch, and the
+            switch is off there unless it is set.
         is_upstreams: verl or Dr. MAS has the switch.
     """
 
@@ -86,7 +87,7 @@ SWITCHES = (
     Switch(
         f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", "0.001", 0.0, "0: it is not added", is_verls=True
     ),
-    Switch(f"{VALIDATION}.do_sample", f"{VALIDATION}.temperature", "1.0", 0.0, "0: greedy", is_verls=True),
+    Switch(f"{VALIDATION}.do_sample", f"{VALIDATION}.temperature", "1.0", 0.0, "0: greedy"),
     Switch(
         "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", "0.1", None, "null: fixed; a number: adaptive",
         words=("adaptive", "fixed"), is_verls=True,

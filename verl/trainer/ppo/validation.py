@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,22 +43,21 @@ class ValidationResult:
         )
 
 
-def validation_result(results: Sequence[EpisodeBatch], n: int) -> ValidationResult:
+def validation_result(result: EpisodeBatch, n: int) -> ValidationResult:
     """Return the metrics of one validation with `n` episodes per task; a failed episode counts as
     0.
 
     Names: `val-core/<data_source>/acc/<statistic>` for success,
-    `val-aux/<data_source>/<score>/<statistic>` for other scores, and `val/<metric>` for pooled
-    metrics of agents and environment.
+    `val-aux/<data_source>/<score>/<statistic>` for other scores, and `val/<metric>` for metrics
+    of agents and environment.
     """
-    episodes = [e for r in results for e in r.episodes]
+    episodes = result.episodes
     failed = sum(e.failure is not None for e in episodes)
     metrics: dict[str, float] = {"val/episodes": float(len(episodes)), "val/failed_episodes": float(failed)}
     if failed == len(episodes):
         return ValidationResult(metrics, {})
     metrics |= _per_source(episodes)
-    pooled = _pool([r.metrics for r in results], [len(r.episodes) for r in results])
-    metrics |= {f"val/{name}": value for name, value in pooled.items()}
+    metrics |= {f"val/{name}": value for name, value in result.metrics.items()}
     return ValidationResult(metrics, _table(episodes, n))
 
 
@@ -85,17 +84,6 @@ def _per_source(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
             prefix = f"val-core/{source}/acc" if name == "success" else f"val-aux/{source}/{name}"
             out |= {f"{prefix}/{statistic}": value for statistic, value in per_name[name].items()}
     return out
-
-
-def _pool(metrics: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Return means over chunks, weighted by their numbers of episodes."""
-    sums: dict[str, float] = defaultdict(float)
-    totals: dict[str, int] = defaultdict(int)
-    for chunk, weight in zip(metrics, weights, strict=True):
-        for name, value in chunk.items():
-            sums[name] += value * weight
-            totals[name] += weight
-    return {name: sums[name] / totals[name] for name in sums if totals[name]}
 
 
 def _table(episodes: Sequence[FinishedEpisode], n: int) -> dict[tuple[str, str], Estimate]:

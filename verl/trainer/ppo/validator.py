@@ -80,7 +80,9 @@ class Validator:
                 suffix = f"_{i}" if len(chunks) > 1 else ""
                 self.report.write_episodes(chunk.episodes, f"val_{step:06d}{suffix}")
             self.report.log_episodes([e for chunk in chunks for e in chunk.episodes], step)
-        result = validation_result(chunks, n)
+        # Means, maxima and counts of parts are none of the whole.
+        whole = chunks[0] if len(chunks) == 1 else self.collector.join(chunks, validate=True)
+        result = validation_result(whole, n)
         if log:
             self.report.log(result.metrics)
         return result

@@ -167,8 +167,8 @@ class EpisodeCollector(Protocol):
         """Set `reward.propagation.theta` for later episodes."""
         ...
 
-    def join(self, results: Sequence[Any]) -> EpisodeBatch:
-        """Join several collections of one step: rows and episodes in their order, metrics over all
-        of them.
+    def join(self, results: Sequence[Any], validate: bool = False) -> EpisodeBatch:
+        """Join several collections of one step, or of one validation (`validate`): rows and episodes
+        in their order, metrics over all of them.
         """
         ...
