@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl.trainer.config import DataConfig
+from verl.trainer.sft.chats import read_chats
 from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows
 from verl.utils.dataset.messages import read_messages, read_tools
 
@@ -348,3 +349,51 @@ MESSAGES_OF_ANY_CASE = [{"role": "System", "content": "s"}, {"role": "USER ", "c
 def test_the_case_of_a_role_does_not_count():
     assert [message["role"] for message in read_messages(MESSAGES_OF_ANY_CASE, "row 0")] == ["system", "user"]
     assert read_messages([{"role": "Critic", "content": "c"}], "row 0")[0]["role"] == "Critic"
+
+
+PICTURE = {"bytes": b"\x89PNG\xff", "path": None}  # as `datasets` stores one
+READERS = {
+    "prompt": lambda file: RLHFDataset(file, None, DataConfig()),
+    "messages": lambda file: read_chats([str(file)], "messages", "tools"),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("<image>Find x.", {"images": [PICTURE]}),  # verl's geo3k
+        ("What is in <image 2>?", {"image": PICTURE}),
+        ("<video>\nWho?", {"videos": ["a.mp4"]}),
+        ("<audio>", {"audios": [{"array": [0.5], "sampling_rate": 1}]}),
+    ],
+)
+def test_a_mark_that_stands_for_a_picture_of_another_column_is_refused(tmp_path, read, text, columns):
+    """As text the model would be asked about what it cannot see."""
+    asked = row([ASKED, {"role": "user", "content": text}, {"role": "assistant", "content": "w"}])
+    rows = [asked | dict.fromkeys(columns), asked | columns]
+    for each in rows:
+        each[read] = each.pop("prompt")
+    file = write_rows(rows, tmp_path / "a.parquet")
+    with pytest.raises(
+        DatasetError, match=f"row 1: column '{read}'.*'{next(iter(columns))}'.*read text"
+    ) as error:
+        READERS[read](file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_mark_without_anything_to_show_is_text(tmp_path, read):
+    said = [{"role": "user", "content": "<image> is a tag of HTML"}, {"role": "assistant", "content": "w"}]
+    rows = [row(said) | {read: said, "images": [], "audio": "x"}]
+    READERS[read](write_rows(rows, tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("column", ["images", "videos", "audios", "tools", "agent_name"])
+def test_a_column_that_no_part_of_a_run_reads_is_named_once(tmp_path, caplog, column):
+    rows = [row([ASKED]) | {column: value} for value in ([], ["x"], ["y"])]
+    RLHFDataset(write_rows(rows, tmp_path / "a.jsonl"), None, DataConfig())
+    assert [r.getMessage() for r in caplog.records if column in r.getMessage()] == [
+        f"2 of 3 tasks have a column {column!r}, which is not read: agents have tools of their own, "
+        "and models read text"
+    ]
