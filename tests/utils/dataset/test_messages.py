@@ -397,3 +397,56 @@ def test_a_column_that_no_part_of_a_run_reads_is_named_once(tmp_path, caplog, co
         f"2 of 3 tasks have a column {column!r}, which is not read: agents have tools of their own, "
         "and models read text"
     ]
+
+
+MIXED_TRUTHS = [
+    "Paris",
+    "7",
+    "007",
+    "null",
+    "1e3",
+    "2024-01-02",
+    ["7", "8"],
+    {"target": ["x"], "n": 3, "none": None},
+]
+
+
+@pytest.mark.parametrize("truth", MIXED_TRUTHS)
+def test_cells_of_json_are_what_was_written(tmp_path, truth):
+    """As `datasets` 5 stores columns whose rows have texts here and lists there: `"Paris"` with its quotes."""
+
+    def cell(value):
+        is_json = isinstance(value, str) and value in ("7", "007", "null", "1e3")
+        return value if is_json else json.dumps(value)
+
+    asked = [{"role": "user", "content": "7"}, {"role": "tool", "content": [{"type": "text", "text": "w"}]}]
+    as_json, text = pa.json_(), pa.string()
+    message = pa.struct([("role", text), ("content", as_json)])
+    judged = pa.struct([("style", text), ("ground_truth", as_json)])
+    storage = [{"role": m["role"], "content": cell(m["content"])} for m in asked]
+    table = pa.table(
+        {
+            "prompt": pa.array([storage]).cast(pa.list_(message)),
+            "reward_model": pa.array([{"style": "rule", "ground_truth": cell(truth)}]).cast(judged),
+            "extra_info": pa.array([json.dumps({"index": 0, "a": {"b": None}})]).cast(as_json),
+            "by_name": pa.array([[("a", '"x"')]], type=pa.map_(text, text)).cast(pa.map_(text, as_json)),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    task = only(RLHFDataset(tmp_path / "a.parquet", None, DataConfig()))
+    assert task["reward_model"]["ground_truth"] == truth
+    assert [message["content"] for message in task["raw_prompt"]] == ["7", "w"]
+    assert task["extra_info"] == {"index": 0, "a": {"b": None}} and task["by_name"] == {"a": "x"}
+
+
+def test_what_datasets_writes_of_mixed_truths_is_read_back(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list([{"n": n} for n, _ in enumerate(MIXED_TRUTHS)]).map(
+        lambda each: row([ASKED], reward_model={"style": "rule", "ground_truth": MIXED_TRUTHS[each["n"]]})
+    )
+    made.to_parquet(tmp_path / "a.parquet")
+    read = [
+        task["reward_model"]["ground_truth"]
+        for task in RLHFDataset(tmp_path / "a.parquet", None, DataConfig())
+    ]
+    assert read == MIXED_TRUTHS
