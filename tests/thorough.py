@@ -118,6 +118,7 @@ THOROUGH = tuple(
         "recipe/test_search.py": ("the_script_trains",),
         "recipe/test_specialization.py": ("the_script_trains",),
         "recipe/test_tool_forms.py": ("the_script_trains_a_form",),
+        "utils/dataset/test_messages.py": ("what_datasets_writes_of_mixed_truths",),
         "workers/rollout/test_prefix_caching.py": (
             *(
                 f"no_order_batch_or_cache_changes_a_bit[{case}]"

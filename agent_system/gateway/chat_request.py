@@ -174,8 +174,10 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatRequest:
-    """Return the request in a body; arguments and errors are those of `read_chat_request`."""
+def read_completion_requests(body: Mapping[str, Any], structured: str) -> list[ChatRequest]:
+    """Return a request for each prompt of a body; arguments and errors are those of
+    `read_chat_request`.
+    """
     refuse_other_routes(body, "/v1/completions")
     if body.get("suffix"):
         raise Refusal("suffix is not supported; the reply follows the prompt", param="suffix")
@@ -189,23 +191,21 @@ def read_completion_request(body: Mapping[str, Any], structured: str) -> ChatReq
     if fields.get("best_of") == fields.get("n"):
         fields.pop("best_of", None)
     request = _read_fields(fields, structured, without_effect(body, COMPLETIONS))
-    return replace(
-        request,
-        prompt=_prompt(body.get("prompt")),
-        logprobs=_logprobs(body.get("logprobs")),
-        api="completions",
-    )
+    request = replace(request, logprobs=_logprobs(body.get("logprobs")), api="completions")
+    prompts = body.get("prompt")
+    if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list))):
+        prompts = [prompts]
+    if len(prompts) * request.n > MOST_REPLIES:
+        raise Refusal(
+            f"prompt has {len(prompts)} entries, {len(prompts) * request.n} replies with n={request.n}; "
+            f"at most {MOST_REPLIES} are made for a request, so send several",
+            param="prompt",
+        )
+    return [replace(request, prompt=_prompt(prompt)) for prompt in prompts]
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    """Return the text or the token ids of a prompt, which may be in a list with no other one."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        if len(prompt) > 1:
-            raise Refusal(
-                f"prompt has {len(prompt)} entries; one is answered, so send a request for each",
-                param="prompt",
-            )
-        prompt = prompt[0]
+    """Return a prompt: a text or token ids. Raise Refusal for anything else."""
     if isinstance(prompt, str) and prompt:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -183,6 +183,17 @@ class Completion:
 
     def _chat_head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def joined(answers: Sequence[Completion]) -> Completion:
+    """Return the answers to the prompts of one request as one, with the id of the first."""
+    if len(answers) == 1:
+        return answers[0]
+    return replace(
+        answers[0],
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        choices=[choice for answer in answers for choice in answer.choices],
+    )
 
 
 def event(content: Mapping[str, Any]) -> bytes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -16,9 +17,9 @@ from agent_system.gateway.chat_request import (
     ChatRequest,
     read_body,
     read_chat_request,
-    read_completion_request,
+    read_completion_requests,
 )
-from agent_system.gateway.completion import Completion, event
+from agent_system.gateway.completion import Completion, event, joined
 from agent_system.gateway.errors import HEADERS, Refusal
 from agent_system.gateway.request_fields import RESPONSES, without_effect
 from agent_system.gateway.responder import PendingRequest, Responder
@@ -95,7 +96,7 @@ class Routes:
         return await _answer(
             http,
             responder,
-            request,
+            [request],
             data,
             Completion.to_json,
             lambda completion: completion.to_events(request.usage),
@@ -103,14 +104,14 @@ class Routes:
 
     async def _completions(self, http: web.Request, responder: Responder) -> web.StreamResponse:
         data = await http.read()
-        request = read_completion_request(read_body(data), responder.structured)
+        requests = read_completion_requests(read_body(data), responder.structured)
         return await _answer(
             http,
             responder,
-            request,
+            requests,
             data,
             Completion.to_text_json,
-            lambda completion: completion.to_text_events(request.usage),
+            lambda completion: completion.to_text_events(requests[0].usage),
         )
 
     async def _responses(self, http: web.Request, responder: Responder) -> web.StreamResponse:
@@ -126,27 +127,38 @@ class Routes:
             return answer
 
         return await _answer(
-            http, responder, request, data, store, lambda completion: response_events(store(completion))
+            http, responder, [request], data, store, lambda completion: response_events(store(completion))
         )
 
 
 async def _answer(
     http: web.Request,
     responder: Responder,
-    request: ChatRequest,
+    requests: Sequence[ChatRequest],
     data: bytes,
     as_object: Callable[[Completion], Mapping[str, Any]],
     as_events: Callable[[Completion], Iterator[bytes]],
 ) -> web.StreamResponse:
-    """Return the answer to a request, as one object or, if it asks for that, as events."""
-    with _pending_request(http, responder, request, data) as pending:
-        if request.stream:
-            return await _stream(http, responder, pending, as_events)
-        completion = await pending.answer()
+    """Return the answer to the requests of a body, as one object or, if it asks for that, as events."""
+    # A long body is not hashed again for each of its prompts.
+    name = data if len(requests) == 1 else blake2b(data).digest()
+    with ExitStack() as stack:
+        pendings = [
+            stack.enter_context(_pending_request(http, responder, request, name + b"\0" * place))
+            for place, request in enumerate(requests)
+        ]
+        if requests[0].stream:
+            return await _stream(http, responder, pendings, as_events)
+        completion = joined([await pending.answer() for pending in pendings])
         # what nobody hears is not trained
         if _is_connected(http):
-            responder.deliver(pending)
+            _each(responder.deliver, pendings)
         return web.json_response(as_object(completion))
+
+
+def _each(note: Callable[[PendingRequest], None], pendings: Sequence[PendingRequest]) -> None:
+    for pending in pendings:
+        note(pending)
 
 
 def _model_object(model: str) -> dict[str, Any]:
@@ -175,25 +187,25 @@ def _pending_request(
 async def _stream(
     http: web.Request,
     responder: Responder,
-    pending: PendingRequest,
+    pendings: Sequence[PendingRequest],
     as_events: Callable[[Completion], Iterator[bytes]],
 ) -> web.StreamResponse:
-    """Answer with the events of the reply once it is whole, and with comments until then."""
+    """Answer with the events of the replies once they are whole, and with comments until then."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **HEADERS}
     )
-    while not pending.task.done():
-        await asyncio.wait([pending.task], timeout=KEEP_ALIVE_S)
-        if not pending.task.done():
+    while not all(pending.task.done() for pending in pendings):
+        await asyncio.wait([pending.task for pending in pendings], timeout=KEEP_ALIVE_S)
+        if not all(pending.task.done() for pending in pendings):
             await _prepare(response, http)
             await response.write(COMMENT)
     # Only after a comment has the status been sent: until then an error has one of its own.
     if not response.prepared:
-        completion = await pending.answer()
+        completion = joined([await pending.answer() for pending in pendings])
         await _prepare(response, http)
     else:
         try:
-            completion = await pending.answer()
+            completion = joined([await pending.answer() for pending in pendings])
         except Exception as error:
             responder.refuse(error)
             await response.write(event(_refusal_of(error, http).body))
@@ -201,7 +213,7 @@ async def _stream(
     # What nobody hears is not trained.
     if not _is_connected(http):
         return response
-    responder.deliver(pending)
+    _each(responder.deliver, pendings)
     wrote_any = False
     try:
         for chunk in as_events(completion):
@@ -209,7 +221,7 @@ async def _stream(
             wrote_any = True
     except ConnectionError:
         if not wrote_any:
-            responder.withdraw(pending)
+            _each(responder.withdraw, pendings)
     return response
 
 

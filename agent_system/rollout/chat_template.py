@@ -32,6 +32,7 @@ from agent_system.rollout.template_trials import (
     CallForm,
     in_parts,
     mentioned,
+    mentioned_with_tools,
     numbered_call,
     reads,
     with_arguments,
@@ -213,11 +214,15 @@ class ChatTemplate:
         if self.calls is None:
             if self._renders_calls:
                 return ()
-            prompt = self._try_plain([{"role": "user", "content": _QUESTION}], TOOLS) or ""
             vocabulary = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
-            return mentioned(self.source, prompt, vocabulary)
-        others = () if self.calls.syntax.trigger else _PLAIN
-        return (self.calls.syntax, *(NAMED[name] for name in others if NAMED[name] is not self.calls.syntax))
+            return mentioned(self.source, self._asked(TOOLS), vocabulary)
+        own = self.calls.syntax
+        asked_for = mentioned_with_tools(self._asked(TOOLS), self._asked(()), own)
+        others = asked_for + [NAMED[name] for name in _PLAIN if not own.trigger]
+        return (own, *(syntax for syntax in others if syntax is not own))
+
+    def _asked(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        return self._try_plain([{"role": "user", "content": _QUESTION}], tools) or ""
 
     def checked_syntaxes(self, agent_id: str) -> tuple[Syntax, ...]:
         """Return `syntaxes` for an agent that calls tools.

@@ -5,7 +5,7 @@ r"""One question, one reply, graded by the `data_source` of its row as in verl's
 
 | data_source | answer | reward |
 |---|---|---|
-| `openai/gsm8k` | the last number after `####`, equal as text | 1 or 0 |
+| `openai/gsm8k` | the last number after `####`, equal as text without commas | 1 or 0 |
 | `lighteval/MATH`, `DigitalLearningGmbH/MATH-lighteval`, `HuggingFaceH4/MATH-500`, `numina_*` | the last box | 1 or 0 |
 | `math_dapo`, `math`, `math_dapo_reasoning`, `aime*` | the last line `Answer: ...`, without one the last `\boxed{}` | 1 or -1 |
 | `searchR1_*` | the last `<answer>` element, equal as normalised text to an accepted answer | 1 or 0 |
@@ -106,6 +106,13 @@ class DataSourceEnv(BaseEnv):
         if not self.config.graded:
             return
         truth = _truth(task)
+        # A reward of 0 for every reply would look like a task that is too hard.
+        if task.data_source in GSM8K and not _HASHES.fullmatch(f"#### {truth}"):
+            raise AgentSystemError(
+                f"no reply equals the reward_model.ground_truth {truth!r:.80} of "
+                f"data_source={task.data_source!r}, which compares the number after '#### '; expected digits "
+                "with '.' and ',', such as 1,234.5"
+            )
         if task.data_source not in PROGRAMS:
             return
         try:
@@ -182,7 +189,7 @@ class DataSourceAgent(BaseAgent):
 
 async def _gsm8k(reply: str, truth: str) -> float:
     numbers = _HASHES.findall(reply[-TAIL_CHARS:])
-    return float(bool(numbers) and numbers[-1].replace(",", "") == truth)
+    return float(bool(numbers) and numbers[-1].replace(",", "") == truth.replace(",", ""))
 
 
 async def _boxed(reply: str, truth: str) -> float:

@@ -82,6 +82,7 @@ NAMED: dict[str, Syntax] = {
         items=ItemMarks('<parameter name="', '">', "</parameter>"),
     ),
     "granite": Syntax("json", before="<|tool_call|>"),
+    "phi4": Syntax("json", before="functools[", after="]"),
     "command": Syntax(
         "json",
         before="<|START_ACTION|>",

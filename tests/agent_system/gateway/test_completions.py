@@ -21,8 +21,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": 3}, "prompt"),
     ({"prompt": {"a": 1}}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [[1], []]}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"prompt": ["a", "b"], "n": 65}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [True]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
@@ -89,6 +92,45 @@ async def test_completions_are_calls_with_the_tokens_of_their_prompts(play: Any,
     assert [sample.rewards.local_reward for sample in episode.samples] == [0.25, *[0.0] * 6], (
         "named by the id of its answer"
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_prompts_are_answered_in_their_order(play: Any, tokenizer: Any, stream: bool) -> None:
+    """As LangChain's `OpenAI` and litellm send a batch."""
+    ids = tokenizer.encode("5+5?", add_special_tokens=False)
+    prompts = ["2+2?", "3+3?", "2+2?"]
+
+    async def team(task: Task, session: Session) -> Outcome:
+        async def ask(**body: Any) -> list[str]:
+            body = {"model": "Writer", "stream": stream, "stream_options": {"include_usage": True}, **body}
+            if not stream:
+                answer = await send(session, body, path=PATH)
+                assert answer.status == 200, answer.body
+                parts = [answer.body]
+            else:
+                async with posted(session, body, PATH) as got:
+                    lines = [line.removeprefix("data: ") for line in (await got.text()).split("\n\n") if line]
+                parts = [json.loads(line) for line in lines[:-1]]
+            texts: dict[int, str] = {}
+            for choice in (choice for part in parts for choice in part["choices"]):
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+            assert parts[-1]["usage"]["prompt_tokens"] > len(ids)
+            return [texts[index] for index in sorted(texts)]
+
+        assert await ask(prompt=prompts) == ["to 2+2?", "to 3+3?", "to 2+2?"]
+        assert await ask(prompt=[ids, ids], n=2) == ["to 5+5?"] * 4
+        return Outcome(0.5)
+
+    def reply(prompt: str, request: Any) -> str:
+        return f"to {prompt}"
+
+    episode, _, _ = await play(team, reply)
+    assert episode.failure is None
+    assert [tokenizer.decode(sample.request.prompt_ids) for sample in episode.samples] == [
+        *prompts,
+        *["5+5?"] * 4,
+    ]
+    assert all(sample.identity.trained for sample in episode.samples)
 
 
 async def test_a_completion_that_cannot_be_answered_is_refused_by_one_line(play: Any) -> None:

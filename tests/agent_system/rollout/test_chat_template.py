@@ -17,7 +17,7 @@ from agent_system.rollout.template_trials import FIRST, TOOLS
 from agent_system.rollout.tool_loop import ToolPromptBuilder
 from agent_system.testing import make_tokenizer
 from agent_system.tools import ToolAgent, calculator
-from agent_system.tools.formats import read_calls
+from agent_system.tools.formats import OfferedTools, read_calls
 from verl.protocol.turns import turn_end_ids
 
 BEGIN = "{{ '<|im_start|>' ~ message.role ~ '\\n' }}"
@@ -232,6 +232,25 @@ def test_calls_after_a_text_that_cannot_be_read_are_told() -> None:
     (fact,) = [f for f in template_facts(chat.tokenizer) if f.name == "tool calls"]
     assert not fact.is_right and "but not after a text" in fact.text
     assert template(INVENTED).reads_calls_after_text
+
+
+# What a prompt asks for, where the template shows earlier calls as JSON alone.
+ASKED_FOR = {
+    'functools[{"name": NAME, "arguments": ARGUMENTS}]': 'functools[{"name": "f", "arguments": {"x": [1]}}]',
+    '<tool_call>{"name": NAME}</tool_call>': '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>',
+    "<function_calls>NAME(KEY=VALUE)</function_calls>": "<function_calls>f(x=[1])</function_calls>",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_FOR)
+def test_calls_are_read_as_the_prompt_asks_for_them_and_as_the_template_shows_them(asked: str) -> None:
+    source = NATIVE.replace("CALL", JSON_CALL).replace("{{ tools | tojson }}", "{{ tools | tojson }}" + asked)
+    chat = template(source)
+    assert chat.calls is not None and not chat.calls.syntax.trigger
+    for reply in (ASKED_FOR[asked], '{"name": "f", "parameters": {"x": [1]}}'):
+        (call,) = read_calls(reply, chat.syntaxes, OfferedTools({"f": {"type": "object"}}))
+        assert (call.name, call.arguments, call.error) == ("f", {"x": [1]}, "")
+    assert len(template(NATIVE.replace("CALL", JSON_CALL)).syntaxes) < len(chat.syntaxes)
 
 
 def test_a_call_behind_the_end_of_a_turn_is_refused_because_no_model_writes_it() -> None:

@@ -101,6 +101,7 @@ GROUPED = {
     "pythonic": ("[", python, ", ", "]"),
     "mistral": ("[TOOL_CALLS][", in_json, ", ", "]"),
     "granite": ("<|tool_call|>[", in_json, ", ", "]"),
+    "phi4": ("functools[", in_json, ", ", "]"),
     "command": (
         "<|START_ACTION|>[",
         lambda n, a: json.dumps({"tool_call_id": "0", "tool_name": n, "parameters": a}),

@@ -146,6 +146,25 @@ def test_programs_are_run_only_if_they_are_allowed() -> None:
         DataSourceOptions(graded=False, programs=True)
 
 
+@pytest.mark.parametrize("truth", ["1,234", "1234", 1234, 1234.0, ["1234"]])
+def test_a_truth_is_equal_to_the_number_however_either_is_written(truth: object) -> None:
+    env = DataSourceEnv()
+    task = task_from_row(row("openai/gsm8k") | {"reward_model": {"ground_truth": truth}})
+    env.check_task(task)
+    for reply, reward in (("#### 1,234", 1), ("#### 1234", 1), ("#### 123", 0)):
+        env.reset(task)
+        assert asyncio.run(env.step(reply)).team == reward
+
+
+@pytest.mark.parametrize("truth", ["$18", "3/4", "72 apples", "He has 3.\n#### 3", "x"])
+def test_a_truth_that_no_reply_equals_is_refused(truth: str) -> None:
+    task = task_from_row(row("openai/gsm8k") | {"reward_model": {"ground_truth": truth}})
+    with pytest.raises(
+        AgentSystemError, match=r"no reply equals the reward_model\.ground_truth .*expected digits"
+    ):
+        DataSourceEnv().check_task(task)
+
+
 def test_the_agent_is_given_the_messages_unchanged() -> None:
     seen = DataSourceEnv().reset(task_from_row(row("openai/gsm8k")))
     assert DataSourceAgent("Single Agent").messages({**seen.info, "env_prompt": seen.text}) == MESSAGES

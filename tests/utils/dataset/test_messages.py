@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl.trainer.config import DataConfig
+from verl.trainer.sft.chats import read_chats
 from verl.utils.dataset import DatasetError, RLHFDataset, read_rows, write_rows
 from verl.utils.dataset.messages import read_messages, read_tools
 
@@ -348,3 +349,104 @@ MESSAGES_OF_ANY_CASE = [{"role": "System", "content": "s"}, {"role": "USER ", "c
 def test_the_case_of_a_role_does_not_count():
     assert [message["role"] for message in read_messages(MESSAGES_OF_ANY_CASE, "row 0")] == ["system", "user"]
     assert read_messages([{"role": "Critic", "content": "c"}], "row 0")[0]["role"] == "Critic"
+
+
+PICTURE = {"bytes": b"\x89PNG\xff", "path": None}  # as `datasets` stores one
+READERS = {
+    "prompt": lambda file: RLHFDataset(file, None, DataConfig()),
+    "messages": lambda file: read_chats([str(file)], "messages", "tools"),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("<image>Find x.", {"images": [PICTURE]}),  # verl's geo3k
+        ("What is in <image 2>?", {"image": PICTURE}),
+        ("<video>\nWho?", {"videos": ["a.mp4"]}),
+        ("<audio>", {"audios": [{"array": [0.5], "sampling_rate": 1}]}),
+    ],
+)
+def test_a_mark_that_stands_for_a_picture_of_another_column_is_refused(tmp_path, read, text, columns):
+    """As text the model would be asked about what it cannot see."""
+    asked = row([ASKED, {"role": "user", "content": text}, {"role": "assistant", "content": "w"}])
+    rows = [asked | dict.fromkeys(columns), asked | columns]
+    for each in rows:
+        each[read] = each.pop("prompt")
+    file = write_rows(rows, tmp_path / "a.parquet")
+    with pytest.raises(
+        DatasetError, match=f"row 1: column '{read}'.*'{next(iter(columns))}'.*read text"
+    ) as error:
+        READERS[read](file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_mark_without_anything_to_show_is_text(tmp_path, read):
+    said = [{"role": "user", "content": "<image> is a tag of HTML"}, {"role": "assistant", "content": "w"}]
+    rows = [row(said) | {read: said, "images": [], "audio": "x"}]
+    READERS[read](write_rows(rows, tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("column", ["images", "videos", "audios", "tools", "agent_name"])
+def test_a_column_that_no_part_of_a_run_reads_is_named_once(tmp_path, caplog, column):
+    rows = [row([ASKED]) | {column: value} for value in ([], ["x"], ["y"])]
+    RLHFDataset(write_rows(rows, tmp_path / "a.jsonl"), None, DataConfig())
+    assert [r.getMessage() for r in caplog.records if column in r.getMessage()] == [
+        f"2 of 3 tasks have a column {column!r}, which is not read: agents have tools of their own, "
+        "and models read text"
+    ]
+
+
+MIXED_TRUTHS = [
+    "Paris",
+    "7",
+    "007",
+    "null",
+    "1e3",
+    "2024-01-02",
+    ["7", "8"],
+    {"target": ["x"], "n": 3, "none": None},
+]
+
+
+@pytest.mark.parametrize("truth", MIXED_TRUTHS)
+def test_cells_of_json_are_what_was_written(tmp_path, truth):
+    """As `datasets` 5 stores columns whose rows have texts here and lists there: `"Paris"` with its quotes."""
+
+    def cell(value):
+        is_json = isinstance(value, str) and value in ("7", "007", "null", "1e3")
+        return value if is_json else json.dumps(value)
+
+    asked = [{"role": "user", "content": "7"}, {"role": "tool", "content": [{"type": "text", "text": "w"}]}]
+    as_json, text = pa.json_(), pa.string()
+    message = pa.struct([("role", text), ("content", as_json)])
+    judged = pa.struct([("style", text), ("ground_truth", as_json)])
+    storage = [{"role": m["role"], "content": cell(m["content"])} for m in asked]
+    table = pa.table(
+        {
+            "prompt": pa.array([storage]).cast(pa.list_(message)),
+            "reward_model": pa.array([{"style": "rule", "ground_truth": cell(truth)}]).cast(judged),
+            "extra_info": pa.array([json.dumps({"index": 0, "a": {"b": None}})]).cast(as_json),
+            "by_name": pa.array([[("a", '"x"')]], type=pa.map_(text, text)).cast(pa.map_(text, as_json)),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    task = only(RLHFDataset(tmp_path / "a.parquet", None, DataConfig()))
+    assert task["reward_model"]["ground_truth"] == truth
+    assert [message["content"] for message in task["raw_prompt"]] == ["7", "w"]
+    assert task["extra_info"] == {"index": 0, "a": {"b": None}} and task["by_name"] == {"a": "x"}
+
+
+def test_what_datasets_writes_of_mixed_truths_is_read_back(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list([{"n": n} for n, _ in enumerate(MIXED_TRUTHS)]).map(
+        lambda each: row([ASKED], reward_model={"style": "rule", "ground_truth": MIXED_TRUTHS[each["n"]]})
+    )
+    made.to_parquet(tmp_path / "a.parquet")
+    read = [
+        task["reward_model"]["ground_truth"]
+        for task in RLHFDataset(tmp_path / "a.parquet", None, DataConfig())
+    ]
+    assert read == MIXED_TRUTHS

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.utils.data_file import DatasetError
 from verl.utils.dataset.files import read_rows
-from verl.utils.dataset.messages import ChatMessage, read_messages, read_tools
+from verl.utils.dataset.messages import ChatMessage, check_media, read_messages, read_tools
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def read_chats(files: Sequence[str], messages_key: str, tools_key: str) -> list[
                     f"no assistant message to train; columns: {', '.join(row)}"
                 )
             messages = read_messages(row[messages_key], f"{where}: column {messages_key!r}")
+            check_media(row, messages, f"{where}: column {messages_key!r}")
             if not any(message["role"] == "assistant" for message in messages):
                 raise DatasetError(f"{where}: column {messages_key!r} contains no assistant message to train")
             chats.append(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from datetime import date, time, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,9 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """
     file = check_data_file(path)
     if file.suffix == ".parquet":
-        return _read_parquet(file)
+        from verl.utils.dataset.parquet import read_parquet
+
+        return read_parquet(file)
     if file.suffix == ".jsonl":
         return _read_jsonl(file)
     return _read_json(file)
@@ -56,41 +56,6 @@ def write_rows(rows: Iterable[Row], path: str | os.PathLike[str]) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return file
-
-
-def _read_parquet(file: Path) -> list[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        # ParquetFile instead of read_table: hive-style folder names must not become columns.
-        with pyarrow.parquet.ParquetFile(file) as table:
-            names = table.schema_arrow.names
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise DatasetError(f"{file}: two columns are named {twice[0]!r}; rename one")
-            rows = table.read().to_pylist(maps_as_pydicts="lossy")
-            return [{name: _as_in_json(cell) for name, cell in row.items()} for row in rows]
-    except pyarrow.ArrowInvalid as error:
-        raise DatasetError(f"{file}: not a readable parquet file ({error})") from error
-
-
-def _as_in_json(value: Any) -> Any:
-    """Return a cell as a file of JSON has it: texts for bytes of UTF-8, exact decimals and times, no
-    null fields of structs.
-    """
-    if isinstance(value, dict):
-        # A field that one row has is null in all rows that lack it.
-        return {name: _as_in_json(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_as_in_json(item) for item in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:  # an image
-            return value
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    return str(value) if isinstance(value, (Decimal, timedelta)) else value
 
 
 def _read_jsonl(file: Path) -> list[Row]:

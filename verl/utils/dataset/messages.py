@@ -18,6 +18,8 @@ EXPECTED = 'expected chat messages [{"role": "user", "content": "..."}], or thei
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Lists of objects as JSON, Python and numpy print them.
 _SEEMS_STORED = re.compile(r"""[\s"]*(?:array\()?\[?\s*\{\s*\\?["']""")
+# What verl and others write where a picture, a video or a sound of the row's column belongs.
+_MEDIA_MARK = re.compile(r"<(image|video|audio)(?: ?\d+)?>")
 
 
 def parse_stored(value: Any) -> Any:
@@ -77,6 +79,19 @@ def read_messages(value: Any, where: str) -> list[ChatMessage]:
         _message(parse_stored(message), f"{where}, message {number}")
         for number, message in enumerate(messages)
     ]
+
+
+def check_media(row: Mapping[str, Any], messages: list[ChatMessage], where: str) -> None:
+    """Raise DatasetError for messages with a mark that stands for what another column of their row
+    has.
+    """
+    for message in messages:
+        for mark in _MEDIA_MARK.finditer(message["content"]):
+            if column := next((name for name in (f"{mark[1]}s", mark[1]) if row.get(name)), None):
+                raise DatasetError(
+                    f"{where}: {mark[0]} stands for what column {column!r} has, and models here read "
+                    "text; leave such rows out, or take the column and the marks away"
+                )
 
 
 def read_object(value: Any, where: str) -> Any:

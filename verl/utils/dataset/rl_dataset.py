@@ -16,13 +16,15 @@ from verl.utils.chat_template import template_cause
 from verl.utils.data_file import DatasetError
 from verl.utils.data_file import data_files as paths_of
 from verl.utils.dataset.files import Row, read_rows
-from verl.utils.dataset.messages import EXPECTED, check_text, read_object, read_prompt
+from verl.utils.dataset.messages import EXPECTED, check_media, check_text, read_object, read_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 TOKENIZE_ROWS = 1000
+# Columns that other trainers read.
+UNREAD = ("images", "videos", "audios", "tools", "agent_name")
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,15 @@ class RLHFDataset(Dataset[Any]):
             ]
         for index, row in enumerate(rows):
             row.update(index=index, task_id=f"{row['data_source']}:{index}")
+        for name in UNREAD:
+            if count := sum(bool(row.get(name)) for row in rows):
+                logger.warning(
+                    "%d of %d tasks have a column %r, which is not read: agents have tools of their "
+                    "own, and models read text",
+                    count,
+                    len(rows),
+                    name,
+                )
         if not rows:
             raise DatasetError(f"no rows in {', '.join(self.data_files)}")
         measures = [] if tokenizer is None else measures or [own_messages(tokenizer, config)]
@@ -131,6 +142,7 @@ class RLHFDataset(Dataset[Any]):
         if prompt is None:
             raise DatasetError(f"{column} is empty; {EXPECTED}; columns: {', '.join(row)}")
         messages = read_prompt(prompt, column)
+        check_media(row, messages, column)
         judged = read_object(row.get("reward_model"), f"{where}: column 'reward_model'")
         extra = read_object(row.get("extra_info"), f"{where}: column 'extra_info'")
         truth = (judged or {}).get("ground_truth")
