@@ -54,7 +54,7 @@ make_venv() {
 
 # What pip reads in its files and environment under one name, in words.
 pip_setting() {
-    "$venv_python" -m pip config list 2>/dev/null | sed -n "s/^[^=]*[.]$1='\(.*\)'\$/\1/p" | tail -n 1 | sed 's/\\n/ /g'
+    "$venv_python" -m pip config list 2>/dev/null | sed -n "s/^[^=]*[.]$1='\(.*\)'\$/\1/p" | tail -n 1 | sed 's/\\n/ /g' || true
 }
 
 # Unpack the pinned packages with uv, on all cores and from the indexes that pip uses. Whatever uv cannot do is left to pip, which comes next
@@ -65,9 +65,10 @@ unpack_with_uv() {
     for word in $(pip_setting extra-index-url); do options+=(--index "$word"); done
     for word in $(pip_setting find-links); do options+=(--find-links "$word"); done
     word="$(pip_setting cert)"
-    # Its files would be links to those of uv's cache, which whatever changes them in .venv would change there.
-    env ${word:+"SSL_CERT_FILE=$word"} .venv/bin/uv pip install "${options[@]}" --no-cache --python "$venv_python" -c constraints.txt -e ".[$1]" >&2 ||
+    # What it unpacks lies on the file system of .venv, which gets links to it.
+    env ${word:+"SSL_CERT_FILE=$word"} .venv/bin/uv pip install "${options[@]}" --cache-dir .cache/uv --python "$venv_python" -c constraints.txt -e ".[$1]" >&2 ||
         echo "setup: uv could not install verl-mas[$1], see above; continuing with pip" >&2
+    rm -rf .cache/uv
 }
 
 # The tests of the report's page need a browser, which is no Python package; without one they are skipped.

@@ -9,11 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import omegaconf.base
 import pytest
 
 from tests.forked import ForkServer
@@ -183,6 +185,8 @@ _SET_LEVEL = logging.Logger.setLevel
 _levels_before: dict[logging.Logger, int] = {}
 logging.Logger.setLevel = _note_and_set_level  # type: ignore[method-assign]
 logging.RootLogger.setLevel = _set_root_level  # type: ignore[method-assign]
+# OmegaConf parses the thirty interpolations of a configuration anew for each composition, in half of its time.
+omegaconf.base.parse = lru_cache(maxsize=1024)(omegaconf.base.parse)
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray looks for new log files ten times a second, and collects figures for a dashboard that no test has: 4 %
@@ -398,6 +402,17 @@ def forked_python(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("forked") / "python"
     fork_server.write_client(path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def mcp_python() -> Iterator[str]:
+    """As `forked_python`, with the SDK of MCP imported instead."""
+    pytest.importorskip("mcp")
+    with tempfile.TemporaryDirectory() as folder:
+        server = ForkServer(Path(folder), ("mcp.server.mcpserver", "mcp.types"))
+        server.write_client(path := Path(folder) / "python")
+        yield str(path)
+        server.close()
 
 
 @pytest.fixture

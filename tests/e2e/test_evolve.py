@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,16 +44,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> li
     ]  # fmt: skip
 
 
-def started(folder: Path, python: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [python, "-m", "agent_system.evolve", *arguments, f"trainer.default_local_dir={folder}"]
+def started(
+    folder: Path, python: str, *arguments: str, program: Sequence[str] = ("-m", "agent_system.evolve")
+) -> subprocess.Popen[str]:
+    command = [python, *program, *arguments, f"trainer.default_local_dir={folder}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def ended(folder: Path, python: str, *arguments: str) -> tuple[int, str, str]:
-    process = started(folder, python, *arguments)
+def ended(folder: Path, python: str, *arguments: str, **more: Any) -> tuple[int, str, str]:
+    process = started(folder, python, *arguments, **more)
     out, error = process.communicate(timeout=240)
     return process.returncode, out, error
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from agent_system.workflows.graph.team import Team
 from tests.e2e.test_evolve import FILES, ended, started
 from tests.e2e.test_evolve import inputs as inputs
+from verl.workers.rollout.vllm.process import PARENT
 
 # two searches with two trainings each; in one process, which runs the undisturbed one once
 pytestmark = pytest.mark.timeout(900)
@@ -36,6 +38,29 @@ def keys_of(inputs: list[str]) -> list[str]:
     return [key for key in inputs if not key.startswith(left_out)] + TRAINED
 
 
+# The search as a script, whose trainings are forked as it is itself. The kernel kills a training with its
+# parent, which for a forked one is not the search.
+SCRIPT = """
+import runpy, sys
+sys.executable = {python!r}
+runpy.run_module("agent_system.evolve", run_name="__main__", alter_sys=True)
+"""
+WITHOUT_PARENT = '#!/bin/sh\nunset {variable}\nexec "{python}" "$@"\n'
+Ended = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def ended_forked(forked_python: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """As `ended`, of a search whose trainings start at once."""
+    folder = tmp_path_factory.mktemp("forked_trainings")
+    python = folder / "python"
+    python.write_text(WITHOUT_PARENT.format(variable=PARENT, python=forked_python))
+    python.chmod(0o755)
+    script = folder / "evolve.py"
+    script.write_text(SCRIPT.format(python=str(python)))
+    return lambda where, *keys: ended(where, forked_python, *keys, program=(str(script),))
+
+
 @dataclass(frozen=True)
 class Search:
     """A search that nothing disturbed: what it printed, its folder, and `FILES` as they were at its end."""
@@ -46,9 +71,9 @@ class Search:
 
 
 @pytest.fixture(scope="module")
-def whole(inputs: list[str], tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Search:
+def whole(inputs: list[str], tmp_path_factory: pytest.TempPathFactory, ended_forked: Ended) -> Search:
     folder = tmp_path_factory.mktemp("whole")
-    status, out, error = ended(folder, forked_python, *keys_of(inputs))
+    status, out, error = ended_forked(folder, *keys_of(inputs))
     assert status == 0, error
     return Search(out, folder, {name: (folder / "evolve" / name).read_bytes() for name in FILES})
 
@@ -81,8 +106,9 @@ def test_roles_learn_between_generations(inputs: list[str], whole: Search, forke
 
 
 def test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not(
-    inputs: list[str], whole: Search, tmp_path: Path, forked_python: str
+    inputs: list[str], whole: Search, tmp_path: Path, forked_python: str, ended_forked: Ended
 ) -> None:
+    """The training that is killed with its search is a process that the search has started itself."""
     keys = keys_of(inputs)
     process = started(tmp_path / "killed", forked_python, *keys)
     killed = tmp_path / "killed" / "evolve"
@@ -91,7 +117,7 @@ def test_a_search_that_was_killed_in_a_training_ends_as_one_that_was_not(
     time.sleep(1.0)
     process.kill()
     process.communicate()
-    status, _, error = ended(tmp_path / "killed", forked_python, *keys)
+    status, _, error = ended_forked(tmp_path / "killed", *keys)
     assert status == 0, error
     for name in FILES:
         assert (killed / name).read_bytes() == whole.contents[name], name

@@ -57,10 +57,12 @@ NOT_LOADED = (
 )
 
 
-def loaded_by(command: list[str], folder: Path) -> list[str]:
+def loaded_by(command: list[str], folder: Path, python: str = sys.executable) -> list[str]:
     """Train in a process of its own, and return the modules of ours that it has at its end."""
+    program = folder / "train.py"
+    program.write_text(TRAIN)
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, *command],
+        [python, str(program), *command],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -87,10 +89,11 @@ def test_a_run_in_names_of_this_package_loads_nothing_of_verls_nor_any_part_that
 
 
 def test_a_run_in_names_of_verl_loads_their_translation_alone(
-    overrides: Callable[..., list[str]], tmp_path: Path
+    overrides: Callable[..., list[str]], tmp_path: Path, forked_python: str
 ) -> None:
+    """Forked from a process that has nothing of `verl.compat`."""
     command = [override for override in overrides(MATH) if not override.startswith("env.rollout.n=")]
-    names = loaded_by([*command, "actor_rollout_ref.rollout.n=3"], tmp_path)
+    names = loaded_by([*command, "actor_rollout_ref.rollout.n=3"], tmp_path, forked_python)
     assert set(within(names, "verl.compat")) == {
         "verl.compat",
         *(f"verl.compat.{name}" for name in ("command", "defaults", "fully_async", "keys", "values")),

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,7 +243,7 @@ def test_the_episodes_of_samples_that_a_checkpoint_holds_stay_where_they_are(
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
 def test_a_process_that_a_signal_ends_has_the_right_state(
-    overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path, number: str
+    overrides: Callable[..., list[str]], user_package: Path, tmp_path: Path, forked_python: str, number: str
 ) -> None:
     world = tmp_path / "killed_world.py"
     world.write_text(
@@ -276,7 +275,7 @@ class KilledWorld(my_flow_package.MyWorld):
         "trainer.total_training_steps": 3, "trainer.val_before_train": False,
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(changes)],
+        [forked_python, "-m", "verl.trainer.main_ppo", *overrides(changes)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, user_package, tmp_path)))},
         capture_output=True,
         text=True,

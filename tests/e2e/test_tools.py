@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,7 +52,7 @@ from agent_system.tools import McpServer, ToolAgent
 
 @AgentRegistry.register("Asker", orchestra="alone", env="my_world")
 class Clerk(ToolAgent):
-    tools = (McpServer(({sys.executable!r}, {str(SERVER)!r}), only=["note", "fail"]),)
+    tools = (McpServer(("MCP_PYTHON", {str(SERVER)!r}), only=["note", "fail"]),)
     max_rounds = 3
 
     def describe_tools(self):
@@ -113,7 +112,7 @@ def servers() -> set[int]:
 
 
 def test_a_team_trains_with_the_tools_of_an_mcp_server(
-    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mcp_python: str
 ) -> None:
     """Every episode has a server of its own, whose results it reads, and which ends with it."""
     pytest.importorskip("mcp")
@@ -121,7 +120,7 @@ def test_a_team_trains_with_the_tools_of_an_mcp_server(
     monkeypatch.setattr(tool_loop, "read_calls", lambda text, syntaxes, tools: asked)
     monkeypatch.setattr(AgentRegistry, "_entries", dict(AgentRegistry._entries))
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE)
+    (tmp_path / "mcp_package.py").write_text(MCP_PACKAGE.replace("MCP_PYTHON", mcp_python))
     mcp = {
         "agent.plugins": "[my_flow_package,mcp_package]",
         "agent.orchestra_type": "alone",

@@ -22,14 +22,14 @@ def run(folder: Path, *command: str, python: str = sys.executable) -> str:
 
 @pytest.mark.e2e
 def test_the_folder_that_is_written_passes_its_test_and_trains(tmp_path: Path, forked_python: str) -> None:
-    assert "bash tide_pool/train.sh" in run(tmp_path, sys.executable, "-m", "agent_system.new", "tide_pool")
+    assert "bash tide_pool/train.sh" in run(tmp_path, forked_python, "-m", "agent_system.new", "tide_pool")
     flow = tmp_path / "tide_pool"
     files = {path.name: path.read_text() for path in flow.iterdir()}
     assert sorted(files) == ["README.md", "__init__.py", "env.py", "team.py", "test_tide_pool.py", "train.sh"]
     assert "class TidePool(BaseOrchestra)" in files["team.py"] and not any(
         "my_flow" in text.lower() for text in files.values()
     )
-    assert "2 passed" in run(tmp_path, sys.executable, "-m", "pytest", "tide_pool", "-p", "no:cacheprovider")
+    assert "2 passed" in run(tmp_path, forked_python, "-m", "pytest", "tide_pool", "-p", "no:cacheprovider")
     run(tmp_path, "bash", "tide_pool/train.sh", "agent.orchestra.tide_pool.revisions=2", python=forked_python)
     written = tmp_path / "outputs" / "verl-mas" / "tide_pool" / "metrics.jsonl"
     metrics = [json.loads(line) for line in written.read_text().splitlines()]

@@ -30,6 +30,14 @@ COMMAND = (sys.executable, SCRIPT)
 HOSTILE = str(Path(__file__).with_name("hostile_mcp_server.py"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _servers_are_forked(mcp_python: str) -> Iterator[None]:
+    """Most of a server's time is the import of the SDK."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "COMMAND", (mcp_python, SCRIPT))
+        yield
+
+
 class World(BaseEnv):
     """One turn."""
 

@@ -2,9 +2,9 @@
 to start.
 """
 
+import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,51 +84,69 @@ TEAM = [
     "agent.agent_ids=[Solver Agent,Verifier Agent]",
     "actor_rollout_ref.model.path=owner/model",
 ]
+# Each command line in a process of its own, forked from one that has imported the checks alone; what it
+# writes is in a file for each stream.
 FIRST_CHECKS = """
-import sys
+import json, os, sys
 from agent_system.launch import first_checks
-sys.argv[1:] = {arguments!r}
-try:
-    first_checks.main()
-finally:
-    print({{"torch", "ray", "transformers", "tensordict", "pandas"}} & {{*sys.modules}})
+for number, sys.argv[1:] in enumerate(json.loads(sys.argv[1])):
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+        continue
+    for stream in (1, 2):
+        os.dup2(os.open(f"{number}.{stream}", os.O_CREAT | os.O_WRONLY), stream)
+    try:
+        first_checks.main()
+    finally:
+        print({"torch", "ray", "transformers", "tensordict", "pandas"} & {*sys.modules})
+    sys.exit()
 """
+FIRST: list[tuple[list[str], str]] = [
+    (["agent.agent_ids=[Solver Agent,Judge]"], "error: no agent named 'Judge'"),
+    (["env.env_name=maths"], "error: no environment named 'maths'"),
+    (["data.train_files=[]"], "error: no data files: set data.train_files"),
+    (["data.train_files=gone.parquet"], "error: no such data file: gone.parquet"),
+    (["data.val_files=[tasks.jsonl,gone.parquet]"], "error: no such data file: gone.parquet"),
+    (["data.train_files=tasks.csv"], "error: tasks.csv: suffix '.csv' is not one of"),
+    (["trainer.val_only=true", "data.train_files=gone.parquet", "data.val_files=tasks.jsonl"], ""),
+    (["trainer.val_only=true"], "error: trainer.val_only=true needs data.val_files"),
+    (["algorithm.clip_advantages=1"], "error: unknown key algorithm.clip_advantages"),
+    (["agent.plugins=[no.such.module]"], "error: not checked: "),
+    (["--cfg", "job"], "error: not checked: "),
+    ([], ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["agent.agent_ids=[Solver Agent,Judge]"], "error: no agent named 'Judge'"),
-        (["env.env_name=maths"], "error: no environment named 'maths'"),
-        (["data.train_files=[]"], "error: no data files: set data.train_files"),
-        (["data.train_files=gone.parquet"], "error: no such data file: gone.parquet"),
-        (["data.val_files=[tasks.jsonl,gone.parquet]"], "error: no such data file: gone.parquet"),
-        (["data.train_files=tasks.csv"], "error: tasks.csv: suffix '.csv' is not one of"),
-        (["trainer.val_only=true", "data.train_files=gone.parquet", "data.val_files=tasks.jsonl"], ""),
-        (["trainer.val_only=true"], "error: trainer.val_only=true needs data.val_files"),
-        (["algorithm.clip_advantages=1"], "error: unknown key algorithm.clip_advantages"),
-        (["agent.plugins=[no.such.module]"], "error: not checked: "),
-        (["--cfg", "job"], "error: not checked: "),
-        ([], ""),
-    ],
-    ids=" ".join,
-)
-def test_names_and_files_are_checked_before_torch_is_imported(
-    more: list[str], said: str, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Exit status and what was written to both streams for each command line of `FIRST`."""
+    folder = tmp_path_factory.mktemp("checked")
     for name in ("tasks.jsonl", "tasks.csv"):
-        (tmp_path / name).write_text("{}\n")
-    arguments = [*TEAM, "data.train_files=tasks.jsonl", *more]
-    last = {word.partition("=")[0]: word for word in arguments}
+        (folder / name).write_text("{}\n")
+    lines = []
+    for more, _ in FIRST:
+        arguments = [*TEAM, "data.train_files=tasks.jsonl", *more]
+        lines.append([*{word.partition("=")[0]: word for word in arguments}.values()])
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_CHECKS.format(arguments=[*last.values()])],
-        capture_output=True, text=True, timeout=240, cwd=tmp_path,
+        [sys.executable, "-c", FIRST_CHECKS, json.dumps(lines)],
+        capture_output=True, text=True, timeout=240, cwd=folder, check=True,
     )  # fmt: skip
+    return {
+        " ".join(more): (int(status), *((folder / f"{number}.{stream}").read_text() for stream in (1, 2)))
+        for number, ((more, _), status) in enumerate(zip(FIRST, done.stdout.split(), strict=True))
+    }
+
+
+@pytest.mark.parametrize(("more", "said"), FIRST, ids=" ".join)
+def test_names_and_files_are_checked_before_torch_is_imported(
+    more: list[str], said: str, checked: dict[str, tuple[int, str, str]]
+) -> None:
+    status, out, error = checked[" ".join(more)]
     right = "" if said else "keys, values, names and data files are right; the run checks its models\n"
-    assert done.returncode == bool(said)
+    assert status == bool(said)
     # The names of all environments are those of their modules, some of which need torch.
-    assert done.stdout == f"{right}set()\n" or "no environment" in said
-    assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said)
+    assert out == f"{right}set()\n" or "no environment" in said
+    assert error.startswith(said) and error.count("\n") == bool(said)
 
 
 def test_nothing_heavy_is_imported() -> None:
