@@ -151,17 +151,12 @@ report.episodeRow = function (run, i) {
   const [sign, word, kind] = report.mark(run, i);
   const leftOut = report.value(run.episodes, "left_out", i);
   return [
-    report.el(
-      "span",
-      { class: `sign ${kind}`, title: word },
-      sign,
-      report.el("span", { class: "unseen" }, word),
-    ),
+    report.el("span", { class: `sign ${kind}`, title: word, role: "img", "aria-label": word }, sign),
     report.el(
       "span",
       { class: "name", title: report.value(run.episodes, "task_id", i) },
       report.shortTask(run, i),
-      report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
+      leftOut ? report.el("span", { class: "quiet" }, ` ${leftOut}`) : null,
     ),
     report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
     report.el("span", { class: "n" }, report.fixed(report.value(run.episodes, "team_reward", i))),
