@@ -530,3 +530,31 @@ def test_no_text_of_a_chart_of_many_steps_covers_another_or_is_cut(browser: Brow
     for page in ("overview", "agents", "time"):
         browser.open(path, f"/{page}")
         assert browser.evaluate(BAD_TEXTS) == [], page
+
+
+def test_episodes_that_were_not_recorded_are_not_counted_as_none(browser: Browser, tmp_path: Path) -> None:
+    index, _ = sample_index(runs=1)
+    run = index["runs"][0]
+    index["runs"] = [emptied(run) | {"steps": run["steps"], "metrics": run["metrics"]}]
+    browser.open(write_page(tmp_path / "report.html", index, []), "/overview")
+    facts = browser.evaluate("[...document.querySelectorAll('.fact')].map((fact) => fact.textContent)")
+    assert "Episodes\u2013not recorded" in facts
+
+
+def test_a_critic_and_the_kl_to_a_reference_are_shown_where_a_run_has_them(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    browser.open(report, "/agents")
+    assert "Values" not in text_of(browser, ".agent") and "KL to the reference" not in text_of(
+        browser, ".agent"
+    )
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    policy = run["agents"][0]["policy"]
+    for name, value in (("actor/kl_loss", 0.25), ("critic/vf_explained_var", 0.75)):
+        run["metrics"][f"wg/{policy}/{name}"] = [None, *(value for _ in run["steps"][1:])]
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+    rows = browser.evaluate(
+        "[...document.querySelector('.agent').querySelectorAll('tr')].map((e) => e.textContent)"
+    )
+    assert {"KL to the reference0.2500.250", "Values0.7500.750"} <= set(rows)
