@@ -11,10 +11,10 @@ The last line is one JSON object: `build_s` and `rss_mb`, CPU seconds and peak m
 uses one core; `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview;
 `filter_ms`, from the overview until the list of episodes, filtered by a text for the first time, is laid out in
 the document; `open_ms`, until an opened episode is (painting waits for the next frame of the screen, up to 17
-ms, whatever the page does); `heap_mb`, heap of the page after that; each the median of the rounds, and `spread`
-their lowest and highest. Those of the page are null without Chromium (`apt-get install chromium`).
-`record_share` is the share of the seconds of training steps in which `credit/` is written, in a short run with a
-tiny model. `math_*` are those of the other run.
+ms, whatever the page does), both of a page that has come to rest; `heap_mb`, heap of the page after that; each
+the median of the rounds, and `spread` their lowest and highest. Those of the page are null without Chromium
+(`apt-get install chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
+written, in a short run with a tiny model. `math_*` are those of the other run.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def look(page: Path, episode: int) -> dict[str, float]:
     """
     with chromium() as browser:
         browser.open(page)
+        browser.rest()
         return {
             "first_paint_ms": browser.first_paint_ms(),
             "filter_ms": browser.filter_ms(FILTER),

@@ -32,6 +32,8 @@ OPTIONS = (
 # Seconds for the start of the browser, and for one command to it.
 START_S = 60.0
 COMMAND_S = 120.0
+# Milliseconds after which a page that has nothing to do is on the screen.
+REST_MS = 300
 # Codes of keys that are not letters, by the name that an event has.
 KEYS = {
     "Enter": 13, "Escape": 27, "Tab": 9, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39,
@@ -274,6 +276,15 @@ class Browser:
     def first_paint_ms(self) -> float:
         """Return the milliseconds from the navigation until the first page of the report was drawn."""
         return float(self.evaluate("performance.getEntriesByName('report:painted')[0].startTime"))
+
+    def rest(self) -> None:
+        """Wait until a page that was opened has nothing to do; it is drawn on the screen a while after
+        `open` returns, and a script would wait for its turn beside that.
+        """
+        self.evaluate(
+            "new Promise((resolve) => requestIdleCallback("
+            f"() => setTimeout(() => requestIdleCallback(resolve), {REST_MS})))"
+        )
 
     def filter_ms(self, text: str) -> float:
         """Filter the list of episodes by a text; return the milliseconds until it is laid out."""

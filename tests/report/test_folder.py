@@ -67,6 +67,16 @@ def test_a_run_without_a_step_has_notes(tmp_path: Path) -> None:
     assert [note.split(":")[0] for note in run["notes"]] == ["no run.json", "no metrics", "no trajectories"]
 
 
+@pytest.mark.parametrize(("limit", "said"), [(-1, False), (0, False), (8, True)])
+def test_a_run_that_records_a_part_of_its_episodes_says_so(tmp_path: Path, limit: int, said: bool) -> None:
+    folder = small_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(f"trainer:\n  log_trajectories: {limit}\n")
+    notes = [
+        note for note in run_at(folder)["notes"] if note.startswith(f"trainer.log_trajectories={limit}: ")
+    ]
+    assert bool(notes) is said
+
+
 def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     whole = run_at(folder)

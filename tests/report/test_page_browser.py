@@ -17,6 +17,19 @@ from tests.report.sample_report import HOSTILE, sample_index
 
 pytestmark = needs_chromium
 SIZES = {"phone": (390, 844), "desk": (1280, 900)}
+# Texts of a chart that cover each other or end outside it: "chart: text, text".
+BAD_TEXTS = """[...document.querySelectorAll('.frame svg, svg.lanes')].flatMap((svg) => {
+  const edge = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll('text')].filter((e) => e.textContent.trim())
+    .map((e) => [e.textContent, e.getBoundingClientRect()]).filter(([, box]) => box.width > 0);
+  const title = svg.getAttribute('aria-label')?.slice(0, 40);
+  const out = texts.filter(([, b]) => b.left < edge.left - 1 || b.right > edge.right + 1)
+    .map(([text]) => `${title}: ${text} ends outside`);
+  const covers = texts.flatMap(([text, a], i) => texts.slice(i + 1)
+    .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+    .map(([other]) => `${title}: ${text}, ${other}`));
+  return [...out, ...covers];
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +73,7 @@ def test_every_page_loads_alone_and_fits_the_window(
     assert browser.evaluate(
         "[...document.querySelectorAll('.frame svg')].every((e) => e.getAttribute('aria-label'))"
     )
+    assert browser.evaluate(BAD_TEXTS) == []
     browser.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
     assert browser.problems == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
@@ -505,3 +519,42 @@ def test_groups_of_a_world_without_success_are_not_called_failed(browser: Browse
     assert text_of(browser, ".side [role=status]") == f"{count} of {count}"
     browser.evaluate("report.go({result: 'wrong'}, true)")
     assert browser.evaluate("report.listed") == []
+
+
+def test_no_text_of_a_chart_of_many_steps_covers_another_or_is_cut(browser: Browser, tmp_path: Path) -> None:
+    index, chunks = sample_index()
+    for run in index["runs"]:
+        run["steps"] = [80 * step for step in run["steps"]]
+    path = write_page(tmp_path / "report.html", index, chunks)
+    browser.look(*SIZES["phone"])
+    for page in ("overview", "agents", "time"):
+        browser.open(path, f"/{page}")
+        assert browser.evaluate(BAD_TEXTS) == [], page
+
+
+def test_episodes_that_were_not_recorded_are_not_counted_as_none(browser: Browser, tmp_path: Path) -> None:
+    index, _ = sample_index(runs=1)
+    run = index["runs"][0]
+    index["runs"] = [emptied(run) | {"steps": run["steps"], "metrics": run["metrics"]}]
+    browser.open(write_page(tmp_path / "report.html", index, []), "/overview")
+    facts = browser.evaluate("[...document.querySelectorAll('.fact')].map((fact) => fact.textContent)")
+    assert "Episodes\u2013not recorded" in facts
+
+
+def test_a_critic_and_the_kl_to_a_reference_are_shown_where_a_run_has_them(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
+    browser.open(report, "/agents")
+    assert "Values" not in text_of(browser, ".agent") and "KL to the reference" not in text_of(
+        browser, ".agent"
+    )
+    index, chunks = sample_index(runs=1)
+    run = index["runs"][0]
+    policy = run["agents"][0]["policy"]
+    for name, value in (("actor/kl_loss", 0.25), ("critic/vf_explained_var", 0.75)):
+        run["metrics"][f"wg/{policy}/{name}"] = [None, *(value for _ in run["steps"][1:])]
+    browser.open(write_page(tmp_path / "report.html", index, chunks), "/agents")
+    rows = browser.evaluate(
+        "[...document.querySelector('.agent').querySelectorAll('tr')].map((e) => e.textContent)"
+    )
+    assert {"KL to the reference0.2500.250", "Values0.7500.750"} <= set(rows)

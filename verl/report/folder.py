@@ -254,6 +254,12 @@ class RunFolder:
             self.notes.append("no metrics: no step is complete, or trainer.logger lacks jsonl")
         if not self.episode_files:
             self.notes.append("no trajectories: none is complete, or trainer.log_trajectories=0")
+        elif (number(self.config.get("trainer.log_trajectories")) or 0) > 0:
+            self.notes.append(
+                f"trainer.log_trajectories={self.config['trainer.log_trajectories']}: of each step a part of the "
+                "training episodes is recorded, in whole groups; figures that are computed from episodes are of "
+                "these, such as groups by reward and what alarms say of replies"
+            )
 
 
 _PARTS = {"run.json": "state", "config.yaml": "config", "trainer_state.json": "accuracy"}

@@ -138,6 +138,8 @@ report.AGENT_METRICS = [
   ["Cut", "truncated_replies", report.percent, "share of replies cut at the length limit"],
   ["Entropy", "actor/entropy", report.number, "of the policy at sampled tokens, in nats"],
   ["KL", "actor/ppo_kl", report.number, "from the policy before the update"],
+  ["KL to the reference", "actor/kl_loss", report.number, "of the policy, where the loss has it"],
+  ["Values", "critic/vf_explained_var", report.number, "share of the variance of returns that the critic explains"],
   ["Gradient", "grad_norm", report.number, "norm of the policy's gradient before clipping"],
   ["Share of gradient", "gradient_share", report.percent, "of agents that share a policy"],
   ["Tool calls", "tools/calls_per_episode", report.number, "in an episode"],
@@ -150,7 +152,7 @@ report.agentMetric = function (run, agent, name) {
   const own = report.metric(run, `agent/${agent.slug}/${name}`);
   if (own.some(report.isNumber) || !agent.trained) return own;
   const policy = report.slug(agent.policies[0] ?? "");
-  const short = name.startsWith("actor/") ? name : `actor/${name}`;
+  const short = /^(actor|critic)\//.test(name) ? name : `actor/${name}`;
   return report.metric(run, `wg/${policy}/${short}`);
 };
 

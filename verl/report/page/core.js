@@ -410,8 +410,10 @@ report.list = function ({ id, label, rowHeight, draw, open }) {
       draw(i),
     );
   const show = () => {
-    const first = Math.max(0, Math.min(Math.floor(top / rowHeight) - 8, count - 1));
-    const end = Math.min(count, Math.ceil((top + (height || 600)) / rowHeight) + 8);
+    // Rows beyond the edges are there before a reader scrolls to them, but not before the list is seen.
+    const spare = height ? 8 : 0;
+    const first = Math.max(0, Math.min(Math.floor(top / rowHeight) - spare, count - 1));
+    const end = Math.min(count, Math.ceil((top + (height || 600)) / rowHeight) + spare);
     for (const [i, row] of rows) {
       if (i >= first && i < end) continue;
       row.remove();

@@ -34,7 +34,15 @@ report.flatGroups = function (run) {
   return run.flat;
 };
 
-/** The texts of a column in lower case, one after the other. */
+/** What a text is searched in, as tables and their columns. */
+report.SEARCHED = [
+  ["episodes", "task_id"],
+  ["episodes", "answer"],
+  ["episodes", "failure"],
+  ["calls", "action"],
+];
+
+/** The texts of a column in lower case, one after the other, and the place where each ends. */
 report.joinedTexts = function (column) {
   const text = column.join("\n");
   let lower = text.toLowerCase();
@@ -44,7 +52,7 @@ report.joinedTexts = function (column) {
     parts = column.map((value) => String(value ?? "").toLowerCase());
     lower = parts.join("\n");
   }
-  return { text: lower, parts, ends: null };
+  return { text: lower, ends: report.endsOf(parts) };
 };
 
 /** Place where each of some texts ends, if they stand one after the other with a character between them. */
@@ -59,22 +67,23 @@ report.endsOf = function (parts) {
   return ends;
 };
 
+/** The joined texts of a column, which are made once; null for a column with one value. */
+report.joinedColumn = function (run, table, name) {
+  const column = run[table]?.[name];
+  return Array.isArray(column) ? ((run.searched ??= {})[name] ??= report.joinedTexts(column)) : null;
+};
+
 /** Numbers of the rows of a table in whose column a text is, which is in lower case. */
 report.searchColumn = function (run, table, name, wanted) {
-  const column = run[table]?.[name];
-  if (!Array.isArray(column)) {
-    const isThere = String(column?.all ?? "")
-      .toLowerCase()
-      .includes(wanted);
-    return isThere ? Array.from({ length: report.count(run[table]) }, (_, i) => i) : [];
+  const joined = report.joinedColumn(run, table, name);
+  if (!joined) {
+    const value = String(run[table]?.[name]?.all ?? "").toLowerCase();
+    return value.includes(wanted) ? Array.from({ length: report.count(run[table]) }, (_, i) => i) : [];
   }
   // One search in one long text: a search in each of thousands of texts takes ten times as long.
-  const joined = ((run.searched ??= {})[name] ??= report.joinedTexts(column));
+  const { text, ends } = joined;
   const rows = [];
-  let at = joined.text.indexOf(wanted);
-  if (at < 0) return rows;
-  const { text } = joined;
-  const ends = (joined.ends ??= report.endsOf(joined.parts));
+  let at = text.indexOf(wanted);
   let i = 0;
   while (at >= 0 && i < ends.length) {
     while (ends[i] <= at) i++;
@@ -83,6 +92,17 @@ report.searchColumn = function (run, table, name, wanted) {
     at = text.indexOf(wanted, isInside ? ends[i] : at + 1);
   }
   return rows;
+};
+
+/** Join what a text is searched in while the page has nothing else to do: the first search finds it there. */
+report.prepareSearch = function (run) {
+  const idle = globalThis.requestIdleCallback ?? setTimeout; // which Safari lacks
+  const left = [...report.SEARCHED];
+  const next = () => {
+    report.joinedColumn(run, ...left.pop());
+    if (left.length) idle(next);
+  };
+  idle(next);
 };
 
 /** Numbers of the episodes of which task, answer, failure or an action contains a text, in any case. */
@@ -151,17 +171,12 @@ report.episodeRow = function (run, i) {
   const [sign, word, kind] = report.mark(run, i);
   const leftOut = report.value(run.episodes, "left_out", i);
   return [
-    report.el(
-      "span",
-      { class: `sign ${kind}`, title: word },
-      sign,
-      report.el("span", { class: "unseen" }, word),
-    ),
+    report.el("span", { class: `sign ${kind}`, title: word, role: "img", "aria-label": word }, sign),
     report.el(
       "span",
       { class: "name", title: report.value(run.episodes, "task_id", i) },
       report.shortTask(run, i),
-      report.el("span", { class: "quiet" }, leftOut ? ` ${leftOut}` : ""),
+      leftOut ? report.el("span", { class: "quiet" }, ` ${leftOut}`) : null,
     ),
     report.el("span", { class: "n quiet" }, `#${report.value(run.episodes, "index", i)}`),
     report.el("span", { class: "n" }, report.fixed(report.value(run.episodes, "team_reward", i))),

@@ -243,6 +243,7 @@ report.start = async function () {
     report.draw();
     report.drawFoot();
     requestAnimationFrame(() => performance.mark("report:painted"));
+    if (report.run()) report.prepareSearch(report.run());
     if (report.index.live) report.follow();
   } catch (error) {
     document

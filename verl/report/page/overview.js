@@ -232,6 +232,8 @@ report.drawOverview = function (run, state) {
     : splits?.all === "train"
       ? report.count(run.episodes)
       : 0;
+  // A run of which steps are known has played episodes.
+  const isRecorded = report.count(run.episodes) > 0 || !run.steps.some((step) => step > 0);
   const failed = (run.episodes?.failure?.filter?.((f) => f) ?? []).length;
   const change =
     before && last && last.step !== before.step
@@ -249,8 +251,10 @@ report.drawOverview = function (run, state) {
     report.fact("Step", `${step}${run.state?.total_steps ? ` of ${run.state.total_steps}` : ""}`, word, kind),
     report.fact(
       "Episodes",
-      report.integer(report.count(run.episodes)),
-      `${report.integer(training)} in training${failed ? `, ${report.integer(failed)} failed` : ""}`,
+      isRecorded ? report.integer(report.count(run.episodes)) : "\u2013",
+      isRecorded
+        ? `${report.integer(training)} in training${failed ? `, ${report.integer(failed)} failed` : ""}`
+        : "not recorded",
     ),
     report.fact(
       "Agents",

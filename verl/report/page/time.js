@@ -171,7 +171,7 @@ report.drawTime = function (run, state) {
       .map((key) => ({ name: name(key), values: report.metric(run, key) }));
   chart(
     "Where the time of a step goes",
-    "timing_s/ of its line in metrics.jsonl",
+    "timing_s/ in metrics.jsonl",
     report.TIMINGS.map(([key, name]) => ({ name, values: report.metric(run, `timing_s/${key}`) })).filter(
       (s) => s.values.some((v) => v > 0),
     ),
