@@ -29,7 +29,15 @@ from verl.protocol.template_time import TEMPLATE_TIME
 from verl.single_controller.worker_group import WorkerDiedError
 from verl.trainer.checkpoint.given_models import check_saved_models, fingerprints, groups_with_fixed_models
 from verl.trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_state
-from verl.trainer.config import DataConfig, EnvConfig, RunConfig, SandboxConfig, TrainerConfig
+from verl.trainer.config import (
+    AsyncTrainingConfig,
+    CriticConfig,
+    DataConfig,
+    EnvConfig,
+    RunConfig,
+    SandboxConfig,
+    TrainerConfig,
+)
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
@@ -198,25 +206,32 @@ def tell_of_templates(placement: Placement, tokenizers: Mapping[str, Any], kwarg
         logger.info(text)
 
 
-def _checkpoint(config: RunConfig, plan: RunPlan, run_dir: Path) -> Path | None:
+def _checkpoint(
+    trainer: TrainerConfig,
+    critic: CriticConfig,
+    async_training: AsyncTrainingConfig,
+    data: DataConfig,
+    plan: RunPlan,
+    run_dir: Path,
+) -> Path | None:
     """Return the checkpoint that the run begins from, which fits it; None for a run from the start.
 
     Raises CheckpointError for one of another team, other models or other critics.
     """
-    checkpoint = find_checkpoint(config.trainer, CheckpointStore(run_dir / "checkpoints"))
+    checkpoint = find_checkpoint(trainer, CheckpointStore(run_dir / "checkpoints"))
     if checkpoint is None:
         return None
-    critics = None if config.trainer.val_only else critic_signature(config.critic, plan)
+    critics = None if trainer.val_only else critic_signature(critic, plan)
     bases = fingerprints(groups_with_fixed_models(plan, plan.references))
     state = read_state(checkpoint, plan, critics, bases)
     # before the first prompt is rendered
     if "template_time" in state:
         TEMPLATE_TIME.restore(str(state["template_time"]))
-    if not config.trainer.val_only:
+    if not trainer.val_only:
         # of runs that go on
         from verl.trainer.ppo.asynchronous.saved_groups import check_checkpoint
 
-        check_checkpoint(checkpoint, state, config.async_training, config.data)
+        check_checkpoint(checkpoint, state, async_training, data)
     check_saved_models(checkpoint, plan)
     return checkpoint
 
@@ -251,7 +266,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     notes = check_exactness(plan, device)
     model_checks.check_vllm(plan, device)
     trained_in = run_dir_of(config.trainer)
-    checkpoint = _checkpoint(config, plan, trained_in)
+    checkpoint = _checkpoint(
+        config.trainer, config.critic, config.async_training, config.data, plan, trained_in
+    )
     run_dir = trained_in
     if config.agent.role_policies:
         from verl.trainer.plan.role_policies import output_dir  # of this key alone

@@ -56,8 +56,7 @@ _TAG_NAME = re.compile(r"</?[A-Za-z][\w.:-]*>")
 _THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _SOURCE_TAGS = re.compile(r"<([\w:]*think|thought)>", re.IGNORECASE)
 _BLANKS = " a\n b\n\n  c\t1 23\n"  # as they may stand around any token
-# forms that models without marks around calls mix
-_PLAIN = ("llama3", "llama3_builtin", "pythonic")
+_PLAIN = ("llama3", "llama3_builtin", "pythonic")  # forms that models without marks around calls mix
 
 
 _ANY_TOOL = OfferedTools()
@@ -196,7 +195,7 @@ class ChatTemplate:
         if self.calls is None:
             return True
         first = numbered_call(FIRST, 0) if self.calls.numbered else FIRST
-        text = self._as_written((first,), self.calls.as_text, _ANSWER)
+        text = self._shown((first,), self.calls.as_text, _ANSWER)
         return (
             text is None
             or _ANSWER not in text.partition(first.name)[0]
@@ -209,8 +208,7 @@ class ChatTemplate:
         besides.
         """
         if not self.shows_tools and self.calls is None:
-            # as the text that then describes the tools
-            return (NAMED["hermes"],)
+            return (NAMED["hermes"],)  # as the text that then describes the tools
         if self.calls is None:
             if self._renders_calls:
                 return ()
@@ -636,8 +634,7 @@ class ChatTemplate:
         for offered in (tools,) if tools else (tools, TOOLS):
             try:
                 return self.raw(messages, offered, prompt)
-            except Exception:
-                # a template may raise anything for a conversation that it does not show
+            except Exception:  # a template may raise anything for a conversation that it does not show
                 continue
         return None
 
@@ -749,11 +746,11 @@ class ChatTemplate:
             numbered_call(call, place) if numbered else call
             for call, place in ((FIRST, 0), (SECOND, 1), (HARD, 0))
         )
-        one = self._as_written((first,), as_text, empty)
+        one = self._shown((first,), as_text, empty)
         if one is None:
             return None
-        two = self._as_written((first, second), as_text, empty)
-        three = self._as_written((hard,), as_text, empty)
+        two = self._shown((first, second), as_text, empty)
+        three = self._shown((hard,), as_text, empty)
         most, calls, text = (1, (first,), one) if two is None else (2, (first, second), two)
         derived_syntax = derived(text, calls)
         best: list[tuple[bool, int, Syntax]] = []
@@ -771,7 +768,7 @@ class ChatTemplate:
         is_lossy, _, syntax = min(best, key=lambda entry: entry[:2])
         return CallForm(as_text, empty, syntax, most, not is_lossy, numbered or NUMBER in syntax.header)
 
-    def _as_written(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
+    def _shown(self, calls: Sequence[TrialCall], as_text: bool, empty: str | None) -> str | None:
         """Return the reply with these calls as its model would write it: through the tokens, without the end
         of the turn; None if a call stands behind that end, where an engine stops.
         """

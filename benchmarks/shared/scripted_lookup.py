@@ -148,7 +148,7 @@ class ScriptedPlayer:
             number = turn.number(agent_id)
             before = len(chain)  # the replies that its prompt may show
             slot = turn.reserve(context.step)
-            letters = [e.action for e in turn.seen(context.sees) if e.action in LETTERS]
+            letters = [e.action for e in turn.visible_entries(context.sees) if e.action in LETTERS]
             letter = Counter(reversed(letters)).most_common(1)[0][0] if letters else ""
             role = team.agents[agent_id].as_ or agent_id
             request = (held_out, place, agent_id, number, "" if role == SOLVER else letter)

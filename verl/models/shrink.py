@@ -244,13 +244,17 @@ def _fewer(values: set[int]) -> dict[int, int]:
     high = max(values)
     if low == high:
         return {low: min(low, HEADS)}
+    # One head of keys that all queries share stays one.
     if low == 1:
         rest = sorted(values - {1})
         divisor = math.gcd(*rest)
         scale = HEADS if max(rest) == divisor else 2
         return {1: 1} | {value: min(value, value // divisor * scale) for value in rest}
+    # Every count is a multiple of the lowest, such as that of key-value heads: two of these keep all
+    # ratios, unless the others become too many.
     if all(value % low == 0 for value in values) and high // low <= 16:
         return {value: value // low * 2 for value in values}
+    # Otherwise, as of 12 and 8, ratios stay by a division by what all counts have in common.
     divisor = math.gcd(*values)
     scale = 2 if high // divisor <= 8 and divisor > 1 else 1
     return {value: value // divisor * scale for value in values}

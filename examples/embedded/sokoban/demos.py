@@ -46,7 +46,7 @@ from agent_system.workflows.sokoban.world.generate import SokobanDifficulty, Sok
 from agent_system.workflows.sokoban.world.pushes import ACTIONS, possible_pushes
 from agent_system.workflows.sokoban.world.rules import MOVES, Room, SokobanState, is_solved, move, walk
 from agent_system.workflows.sokoban.world.solver import is_lost, solve
-from agent_system.workflows.sokoban.world.view import around, last_line, shown, way
+from agent_system.workflows.sokoban.world.view import around, last_line, view_text, way
 from examples.embedded.course import UNTIED, Course, Messages, World, conversation
 
 
@@ -242,7 +242,7 @@ class Demonstrators:
         entries: Sequence[Entry],
         reply: str,
     ) -> Messages:
-        text = shown(place.room, place.state, self._env.view, self._env.actions)
+        text = view_text(place.room, place.state, self._env.view, self._env.actions)
         if self._env.show_last:
             text = f"{text}\n{last_line(place.made, place.stopped, self._env.max_moves)}"
         return conversation(agent, text, reply, entries)

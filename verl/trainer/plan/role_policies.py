@@ -73,14 +73,16 @@ def output_dir(
     run_dir: Path,
     checkpoint: Path | None,
 ) -> Path:
-    """Return the output folder of an evaluation with swapped roles,
+    """Return the output folder: `run_dir`, or with swapped roles
     `run_dir/swapped/<agent>-<policy>+...`, so that no file is overwritten.
 
-    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. The
-    checkpoint is written to `trainer`, which is saved in that folder. Raises ConfigError if there
-    is no checkpoint and the exchanged policies are the same model.
+    `agents` are plans of the agents with a policy, `rows` what `policy_rows` returns for them. With
+    swapped roles the checkpoint is written to `trainer`, which is saved in that folder. Raises
+    ConfigError if there is no checkpoint and the exchanged policies are the same model.
     """
     swapped = _swapped(rows, agents)
+    if not swapped:
+        return run_dir
     if checkpoint is not None:
         trainer.resume_mode = str(checkpoint)
     elif all(_same_model_and_sampling(rows[a.agent_id], a) for a in agents if a.agent_id in swapped):

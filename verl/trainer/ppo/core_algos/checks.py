@@ -38,16 +38,6 @@ def check_columns(response_mask: torch.Tensor, **columns: np.ndarray | torch.Ten
             )
 
 
-def checked_weights(weights: np.ndarray) -> np.ndarray:
-    """Return weights of rows as float64. Raises ValueError for a negative or non-finite one."""
-    values: np.ndarray = np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(
-            f"weights of rows must be finite and at least 0, found {values.min()} to {values.max()}"
-        )
-    return values
-
-
 def check_finite(name: str, values: torch.Tensor, response_mask: torch.Tensor) -> None:
     """Raise ValueError if `values` `[bsz, response_len]` has a NaN or infinity at an unmasked
     token.

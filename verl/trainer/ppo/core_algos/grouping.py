@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from verl.trainer.ppo.core_algos.checks import checked_weights
-
 # Codes of columns are combined into one int64; beyond this product they are renumbered in between.
 MAX_CODE = 2**62
 
@@ -108,6 +106,16 @@ def groups_with(cells: np.ndarray, groups: np.ndarray, marked: np.ndarray) -> tu
     has_mark[pairs[marked]] = 1
     cell_of_pair = cells[first_rows(pairs)]
     return np.bincount(cell_of_pair, weights=has_mark), np.bincount(cell_of_pair)
+
+
+def checked_weights(weights: np.ndarray) -> np.ndarray:
+    """Return weights of rows as float64. Raises ValueError for a negative or non-finite one."""
+    values: np.ndarray = np.asarray(weights, dtype=np.float64)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(
+            f"weights of rows must be finite and at least 0, found {values.min()} to {values.max()}"
+        )
+    return values
 
 
 def group_stats(

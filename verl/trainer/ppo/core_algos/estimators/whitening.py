@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos.checks import check_columns, check_tokens, checked_weights
-from verl.trainer.ppo.core_algos.grouping import group_index
+from verl.trainer.ppo.core_algos.checks import check_columns, check_tokens
+from verl.trainer.ppo.core_algos.grouping import checked_weights, group_index
 
 
 def ordered_sums(values: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
