@@ -162,6 +162,21 @@ def load_function(path: str, name: str, key: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def _place(text: str) -> tuple[str, str]:
+    """Return the file or module, and the name of the function, of `file_or_module:function`.
+
+    Folders may have colons in their names. verl's prefixes `pkg://` of a module and `file://` of a
+    file say what the ending `.py` says.
+    """
+    path, _, name = text.rpartition(":")
+    if not path or not name.isidentifier():
+        path = text.removesuffix(":")
+        name = VERLS_NAME
+    if path.startswith("pkg://"):
+        path = path.removeprefix("pkg://").replace("/", ".")
+    return path.removeprefix("file://"), name
+
+
 @cache
 def _load(place: str) -> ModuleType:
     """Import a module, or a file once per process: functions of one file share its state."""
@@ -191,8 +206,7 @@ def build_manager(settings: RewardConfig, experiment_name: str = "") -> RewardMa
         return None
     function = None
     if custom.path is not None:
-        path, _, function_name = custom.path.partition(":")
-        function = load_function(path, function_name or VERLS_NAME, "reward.custom_reward_function")
+        function = load_function(*_place(custom.path), "reward.custom_reward_function")
         if name == AUTO:
             name = "naive" if set(VERLS) & set(inspect.signature(function).parameters) else "episode"
     manager = RewardManagerRegistry.get(name)(function, custom.reward_kwargs)

@@ -205,23 +205,27 @@ def _switched_per_agent(setting: Setting, on: str, off: str, words: tuple[str, s
     if not isinstance(switches, list) or any(switch not in (True, False, None) for switch in switches):
         return None
     switches = [switch if switch is None else as_typed(switch) == words[0] for switch in switches]
-    is_off = same(as_typed(keys(RunConfig)[common_key].default), off)
-    if common_switch not in setting.command and is_off:
-        # Where the common switch was off unless it was set, a number had no effect without its own.
-        switches = [switch or False for switch in switches]
+    # Where the common switch was off unless it was set, a number had no effect without an agent's own.
+    was_off = common_switch not in setting.command and not _is_of_dr_mas(setting.command)
+    was_off = was_off and same(as_typed(keys(RunConfig)[common_key].default), off)
     values = _elements(setting.command, key) or [None] * len(switches)
     is_on = plain(setting.command.get(common_switch, words[common == "null"])) == words[0]
+    off_here = [switch is False or (switch is None and was_off) for switch in switches]
     # null, which stands for the common value, cannot switch it off
-    if len(values) != len(switches) or (off == "null" and is_on and False in switches):
+    if len(values) != len(switches) or (off == "null" and is_on and True in off_here):
         return None
     default = on if common == "null" else common
     texts = [
-        off if switch is False else str(value) if value is not None else default if switch else "null"
-        for switch, value in zip(switches, values, strict=True)
+        "null"
+        if switch is None and (common == "null" if is_off else value is None)
+        else off
+        if is_off
+        else str(value)
+        if value is not None
+        else default
+        for switch, is_off, value in zip(switches, off_here, values, strict=True)
     ]
-    ignored = any(
-        switch is False and value not in (None, 0) for switch, value in zip(switches, values, strict=True)
-    )
+    ignored = any(is_off and value not in (None, 0) for is_off, value in zip(off_here, values, strict=True))
     return Translation({key: _list_of(texts)}, listed=False, against=key if ignored else "")
 
 
@@ -261,11 +265,14 @@ def of_dr_mas(take: Take) -> Take:
     """Take a value in a command line of Dr. MAS alone; in one of verl 0.9 it stays."""
 
     def take_there(setting: Setting) -> Translation | None:
-        return take(setting) if any(key.startswith(DR_MAS) for key in setting.command) else None
+        return take(setting) if _is_of_dr_mas(setting.command) else None
 
-    words = take.__doc__ or ""
-    take_there.__doc__ = f"In a command of Dr. MAS {words[:1].lower()}{words[1:]}"
+    take_there.__doc__ = (take.__doc__ or "").replace("Left out", "Left out in a command of Dr. MAS", 1)
     return take_there
+
+
+def _is_of_dr_mas(command: Mapping[str, str]) -> bool:
+    return any(key.startswith(DR_MAS) for key in command)
 
 
 def both_sides(setting: Setting) -> Translation | None:
@@ -286,7 +293,7 @@ def with_ratio(command: Mapping[str, str], key: str, ratio: str) -> str | None:
         return ratio
     if not isinstance(ratios, list) or len(ratios) != len(sides):
         return None
-    return _list_of(own if side is None else side for side, own in zip(sides, ratios, strict=True))
+    return _list_of(both if side is None else side for side, both in zip(sides, ratios, strict=True))
 
 
 def beside_ratio(setting: Setting) -> Translation | None:
@@ -353,7 +360,7 @@ def warm_up(setting: Setting) -> Translation | None:
     values: list[str | None] = []
     for row in zip(*columns, strict=True):
         # an agent's null is the common value, of each of the two
-        whole = [own if own is not None else other for own, other in zip(row, common, strict=True)]
+        whole = [value if value is not None else other for value, other in zip(row, common, strict=True)]
         values.append("null" if row == (None, None) else _warm_up(*whole))
     return None if None in values else Translation({setting.here[0]: _list_of(values)}, listed=False)
 

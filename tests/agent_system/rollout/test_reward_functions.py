@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from agent_system import AgentSystemError, RewardManager, RewardManagerRegistry, Task
+from agent_system.reward.functions import build_manager
 from agent_system.reward.model import ReplyScorer
 from agent_system.reward.scorer import EpisodeScorer
 from agent_system.reward.tokens import token_rewards
@@ -621,3 +622,29 @@ def test_the_last_byte_of_a_character_that_is_not_complete_completes_its_span(pl
 def test_rewards_that_fit_no_token_cost_the_episode(play, tmp_path, name, granularity, cause) -> None:
     with pytest.raises(TooManyFailuresError, match=cause):
         play(process(tmp_path, name, granularity))
+
+
+@pytest.mark.parametrize(("suffix", "value"), [("", 1), (":", 1), (":compute_score", 1), (":other", 2)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{file}",
+        "file://{file}",
+        "rewards_of_a_user",
+        "pkg://rewards_of_a_user",
+        "pkg://pack/rewards",
+        "pack.rewards",
+    ],
+)
+def test_a_function_is_found_behind_colons_of_folders_and_prefixes_of_verl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str, value: int
+) -> None:
+    source = "def compute_score(episode):\n    return 1\n\n\ndef other(episode):\n    return 2\n"
+    file = tmp_path / "run_2026:1" / "rewards.py"
+    for path in (file, tmp_path / "rewards_of_a_user.py", tmp_path / "pack" / "rewards.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    custom = CustomRewardFunctionConfig(path=place.format(file=file) + suffix)
+    manager = build_manager(RewardConfig(custom_reward_function=custom))
+    assert manager is not None and manager.function is not None and manager.function(None) == value

@@ -3,6 +3,7 @@ r"""The ground truth of a row as the text of one answer."""
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from agent_system.environment import Task
@@ -50,4 +51,5 @@ def _text(answer: str | float | None) -> str:
     # A column of whole numbers with a missing one is stored as floats.
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
-    return "" if answer is None else str(answer).strip()
+    is_missing = answer is None or (isinstance(answer, float) and math.isnan(answer))
+    return "" if is_missing else str(answer).strip()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import math
 import re
 import string
+import tokenize
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,8 @@ from agent_system.errors import AgentSystemError
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = ("yes", "no", "noanswer")
+# Of lists that numpy prints: `array(['a', 'b'], dtype=object)`.
+_ARRAY = re.compile(r"\barray\((\[.*?\])(?:,\s*dtype=[^()]*)?\)", re.DOTALL)
 
 
 class AnswerError(AgentSystemError):
@@ -80,7 +85,9 @@ def accepted_answers(ground_truth: Any) -> list[str]:
             )
     # A column of whole numbers with a missing one is stored as floats.
     whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
-    return [text for one in whole if one is not None and (text := str(one).strip())]
+    # What is missing among numbers is none.
+    answers = [one for one in whole if not (one is None or (isinstance(one, float) and math.isnan(one)))]
+    return [text for one in answers if (text := str(one).strip())]
 
 
 def can_be_matched(accepted: Sequence[str]) -> bool:
@@ -117,19 +124,36 @@ def _is_plain(value: Any) -> bool:
 
 
 def _stored(text: str) -> Any:
-    """Return the list, or the object with `target`, that `text` is in JSON or in Python, else the
-    text.
+    """Return the list, or the object with `target`, that `text` is in JSON or as Python or numpy
+    prints it, else the text.
     """
-    if text.lstrip()[:1] not in ("[", "{"):
+    if text.lstrip()[:1] not in ("[", "{") and not _ARRAY.fullmatch(text.strip()):
         return text
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, _printed):
         try:
             value = read(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
             continue
         if isinstance(value, list) or (isinstance(value, Mapping) and "target" in value):
             return value
     return text
+
+
+def _printed(text: str) -> Any:
+    """Return a value that Python has printed. Raises what `literal_eval` and `tokenize` do.
+
+    numpy prints no commas between texts, which Python would read as one.
+    """
+    parts: list[str] = []
+    is_text = False
+    for token in tokenize.generate_tokens(io.StringIO(_ARRAY.sub(r"\1", text)).readline):
+        if token.type in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            continue
+        if is_text and token.type == tokenize.STRING:
+            parts.append(",")
+        parts.append(token.string)
+        is_text = token.type == tokenize.STRING
+    return ast.literal_eval(" ".join(parts))
 
 
 def _f1(answer: str, truth: str) -> float:

@@ -1,5 +1,10 @@
+import json
+
+import numpy as np
 import pytest
 
+from agent_system import AgentSystemError, Task
+from agent_system.workflows.math.world.truth import truth_text
 from agent_system.workflows.search.world.answers import (
     AnswerError,
     accepted_answers,
@@ -66,6 +71,33 @@ def test_yes_and_no_are_right_or_wrong_as_a_whole():
 )
 def test_ground_truths_of_all_sets_are_read(truth, expected):
     assert accepted_answers(truth) == expected
+
+
+@pytest.mark.parametrize("shown", [json.dumps, str, repr])
+@pytest.mark.parametrize(
+    "container", [list, np.array, lambda texts: np.array(texts, dtype=object)], ids=range(3)
+)
+@pytest.mark.parametrize("is_target", [False, True])
+@pytest.mark.parametrize(
+    "texts",
+    [["Paris"], ["Paris", "London"], ["It's", 'the "Hague"', "St. John's, N.B."], ["a, b", "c] d", "e\\f", "1"],
+     ["New York City and the counties around it", "NYC"] * 4],
+    ids=range(5),
+)  # fmt: skip
+def test_answers_are_read_however_they_were_printed(texts, container, shown, is_target):
+    """By JSON, Python and numpy, which prints no commas."""
+    value = container(texts)
+    value = {"target": value} if is_target else value
+    if shown is json.dumps:
+        value = {"target": texts} if is_target else texts
+    assert accepted_answers(shown(value)) == texts
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float64("nan"), [None, float("nan")]])
+def test_a_missing_number_is_no_answer(missing):
+    assert accepted_answers(missing) == [] == accepted_answers({"target": missing})
+    with pytest.raises(AgentSystemError, match="no ground truth"):
+        truth_text(Task("t", "q", "", missing))
 
 
 @pytest.mark.parametrize(
