@@ -115,8 +115,9 @@ def mentioned(source: str, prompt: str, tokens: Collection[str]) -> tuple[Syntax
 
 
 def mentioned_with_tools(prompt: str, without: str, first: Syntax) -> list[Syntax]:
-    """Return the syntaxes, besides a template's first one, whose marks its prompt with tools has and the
-    one without them has not: Phi-4-mini asks for `functools[...]` and shows earlier calls without it.
+    """Return the syntaxes, besides a template's first one, whose marks its prompt with tools has and
+    the one without them has not: Phi-4-mini asks for `functools[...]` and shows earlier calls
+    without it.
     """
     return [
         syntax
