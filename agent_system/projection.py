@@ -76,6 +76,8 @@ def closed_thinking(text: str) -> str:
 def with_visible(text: str, visible: str) -> str:
     """Return a reply's thinking as it is written, and another text in place of the rest."""
     rest = without_thinking(text)
+    if not text.endswith(rest):  # blanks stand before the thinking
+        rest = rest.lstrip()
     if text.endswith(rest):
         return closed_thinking(text.removesuffix(rest)) + visible
     inner = "\n\n".join(thoughts(text))

@@ -214,10 +214,10 @@ class ChatTemplate:
                 return ()
             vocabulary = {*special_tokens(self.tokenizer), *self.tokenizer.get_added_vocab()}
             return mentioned(self.source, self._asked(TOOLS), vocabulary)
-        own = self.calls.syntax
-        asked_for = mentioned_with_tools(self._asked(TOOLS), self._asked(()), own)
-        others = asked_for + [NAMED[name] for name in _PLAIN if not own.trigger]
-        return (own, *(syntax for syntax in others if syntax is not own))
+        first = self.calls.syntax
+        others = mentioned_with_tools(self._asked(TOOLS), self._asked(()), first)
+        others += [NAMED[name] for name in _PLAIN if not first.trigger]
+        return (first, *(syntax for syntax in others if syntax is not first))
 
     def _asked(self, tools: Sequence[Mapping[str, Any]]) -> str:
         return self._try_plain([{"role": "user", "content": _QUESTION}], tools) or ""

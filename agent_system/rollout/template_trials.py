@@ -114,14 +114,15 @@ def mentioned(source: str, prompt: str, tokens: Collection[str]) -> tuple[Syntax
     return (NAMED["json"], *named) if named or '"arguments"' in source else ()
 
 
-def mentioned_with_tools(prompt: str, without: str, own: Syntax) -> list[Syntax]:
-    """Return the syntaxes, besides a template's own, whose marks its prompt with tools has and the
-    one without them has not: Phi-4-mini asks for `functools[...]` and shows earlier calls without it.
+def mentioned_with_tools(prompt: str, without: str, first: Syntax) -> list[Syntax]:
+    """Return the syntaxes, besides a template's first one, whose marks its prompt with tools has and
+    the one without them has not: Phi-4-mini asks for `functools[...]` and shows earlier calls
+    without it.
     """
     return [
         syntax
         for syntax in NAMED.values()
-        if syntax.trigger not in ("", own.trigger)
+        if syntax.trigger not in ("", first.trigger)
         and syntax.trigger in prompt
         and syntax.trigger not in without
     ]

@@ -45,9 +45,10 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     fields: Mapping[str, Any] | None = None,
     more: Mapping[str, torch.Tensor] | None = None,
+    last_token: str | None = None,
 ) -> Path:
     """Write a model with the tiny tokenizer; `fields` replace strings and numbers of the metadata, None
-    leaves one out.
+    leaves one out. No merges lead to the last token.
     """
     tokenizer = train_tokenizer(["Anna has 12 apples and buys 7 more."], vocab_size=SHAPE["vocab_size"])
     text = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -81,6 +82,7 @@ def write_gguf(
             writer.add_uint32(name, value)
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     words += [f"<unused{index}>" for index in range(config.vocab_size - len(words))]
+    words[-1] = last_token or words[-1]
     writer.add_token_list(words)
     writer.add_token_types([3 if word in SPECIAL_TOKENS else 1 for word in words])
     writer.add_token_merges([" ".join(merge) for merge in text["model"]["merges"]])

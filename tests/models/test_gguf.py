@@ -98,6 +98,20 @@ def test_numbers_are_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.parametrize(("rule", "whole"), [("llama-bpe", True), ("smollm", False), ("gpt-2", False)])
+def test_a_word_that_no_merges_reach_is_a_token_where_the_vocabulary_says_so(
+    rule: str, whole: bool, tmp_path: Path
+) -> None:
+    """As `Cửa Việt` in Llama 3: its last word is one token there, and four by merges."""
+    fields = {"tokenizer.ggml.pre": rule}
+    file = write_gguf(tmp_path / "m.gguf", small_model(), fields=fields, last_token="Ġzebras")
+    tokenizer = load_tokenizer(absolute_model_path(str(file)))
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("12 zebras", add_special_tokens=False))
+    assert (tokens[-1] == "Ġzebras") is whole and tokenizer.decode(
+        tokenizer.encode("12 zebras")
+    ) == "12 zebras"
+
+
 def test_a_folder_that_holds_one_file_is_that_model_and_it_is_converted_once(
     tmp_path: Path, cache: Path
 ) -> None:

@@ -31,13 +31,16 @@ logger = logging.getLogger(__name__)
 
 ENDING = ".gguf"
 # Changes when the same file would be written differently.
-FORMAT = 1
+FORMAT = 2
 SHARD_BYTES = 2**30
 # Bytes at the beginning and at the end of a file that identify it, with its size and time.
 SAMPLE_BYTES = 2**20
 # Kinds of tokenizers, as llama.cpp names them: merges of bytes, merges of SentencePiece.
 BYTE_PAIRS = "gpt2"
 TOKENIZER_KINDS = (BYTE_PAIRS, "llama")
+# Rules of vocabularies in which a word that is a token stands for itself, though its merges end in
+# others, as Llama 3's " Việt".
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")
 # llama.cpp's types of tokens.
 CONTROL = 3
 USER_DEFINED = 4
@@ -385,6 +388,7 @@ def _tokenizer(file: Path, parts: Mapping[str, Any], metadata: Mapping[str, Any]
     backend, _ = convert_gguf_tokenizer(model_type, dict(values))
     if metadata["tokenizer.ggml.model"] == BYTE_PAIRS:
         backend.pre_tokenizer = pre_tokenizers()[metadata["tokenizer.ggml.pre"]]()
+        backend.model.ignore_merges = metadata["tokenizer.ggml.pre"] in WHOLE_WORDS
         backend.decoder = ByteLevel()
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         names = [

@@ -125,6 +125,22 @@ async def test_tool_results_continue_the_sampled_tokens(play: Any, name: str) ->
         )
 
 
+@pytest.mark.parametrize("blanks", ["\n", "  ", " \n\n", "\t"])
+async def test_blanks_before_thinking_stay_where_a_call_follows(play: Any, blanks: str) -> None:
+    """Models of reasoning begin with a line end where the template opens no thinking."""
+    thinking = f"{blanks}<think>\nhm\n</think>\n\n"
+
+    async def team(task: Task, session: Session) -> str:
+        answer = await say(session, "Writer", tools=TOOLS)
+        (found,) = answer.message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": found["id"], "content": "r"}
+        return (await say(session, "Writer", [*USER, echoed(answer.message, 0), result], tools=TOOLS)).text
+
+    replies = [thinking + call("now", {}, "qwen2.5"), "4"]
+    episode, metrics, _ = await play(team, replies, chat=get_tokenizer("qwen2.5"))
+    assert episode.failure is None and continues(episode.samples) == [True] and rewritten(metrics) == {}
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_a_conversation_goes_on_after_a_reply_that_was_cut(play: Any, name: str) -> None:
     async def team(task: Task, session: Session) -> str:
