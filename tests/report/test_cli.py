@@ -143,6 +143,42 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(
     assert "<title>run \\udcff - " in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "remedies", "said"),
+    [
+        ("One. Two.", ["a=1"], "One. Two; try a=1 ("),
+        ("One. Two", ["a=1", "b"], "One. Two; try a=1, b ("),
+        ("Groups of 0.5.", [], "Groups of 0.5. ("),
+        (None, ["a"], "None; try a ("),
+    ],
+)  # fmt: skip
+def test_the_text_of_an_alarm_and_its_remedies_are_one_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    alarms: list,
+    text: Any,
+    remedies: list[str],
+    said: str,
+) -> None:
+    folder = small_run(tmp_path / "run")
+    alarms.append(ALARM | {"text": text, "try": remedies})
+    assert call(folder) == 0
+    assert f": {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("val_before", "steps"), [(True, 4), (False, 4), (True, 1)])
+def test_json_counts_the_steps_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list, val_before: bool, steps: int
+) -> None:
+    folder = small_run(tmp_path / "run", steps=steps)
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    assert json.loads(lines[0])["step"] == 0
+    metrics.write_text("".join(lines if val_before else lines[1:]))
+    assert call(folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["steps"] == steps
+
+
 def test_json_has_the_address_of_each_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list
 ) -> None:
@@ -152,7 +188,7 @@ def test_json_has_the_address_of_each_alarm(
     said = json.loads(capsys.readouterr().out)
     (run,) = said["runs"]
     assert run["alarms"] == [ALARM | {"address": f"{folder}/report.html#/overview?run=0&alarm=9"}]
-    assert (run["state"], run["steps"], run["episodes"], run["left_out_texts"]) == ("done", 3, 18, 0)
+    assert (run["state"], run["steps"], run["episodes"], run["left_out_texts"]) == ("done", 2, 18, 0)
     assert said["bytes"] == (folder / "report.html").stat().st_size and run["accuracy"]["after"]["n"] == 3
 
 

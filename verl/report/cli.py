@@ -105,9 +105,12 @@ def _lines(report: Report, out: Path, page: str) -> list[str]:
             )
         lines += [f"{run['name']}: {note}" for note in run["notes"]]
         for alarm in _raised(run):
-            advice = f"; try {', '.join(map(str, alarm['try']))}" if alarm.get("try") else ""
+            said = str(alarm["text"])
+            if alarm.get("try"):
+                # the texts of alarms are whole sentences, which the page shows alone
+                said = f"{said.removesuffix('.')}; try {', '.join(map(str, alarm['try']))}"
             lines.append(
-                f"{run['name']}: step {alarm['raised']}: {alarm['name']}: {alarm['text']}{advice} "
+                f"{run['name']}: step {alarm['raised']}: {alarm['name']}: {said} "
                 f"({_address(out, number, alarm)})"
             )
     return [*lines, f"{out} ({len(page) / MEGABYTE:.1f} MB)"]
@@ -123,7 +126,8 @@ def _summary(report: Report, out: Path, page: str) -> dict[str, Any]:
                 "folder": run["folder"],
                 "state": (run["state"] or {}).get("state"),
                 "error": (run["state"] or {}).get("error"),
-                "steps": len(run["steps"]),
+                # step 0 is the validation before training
+                "steps": sum(step > 0 for step in run["steps"]),
                 "episodes": run["episodes"]["length"],
                 "left_out_texts": run["left_out_texts"],
                 "accuracy": {name: run["accuracy"][name] for name in ("measure", "before", "after")},
