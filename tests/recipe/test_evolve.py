@@ -12,7 +12,15 @@ import pytest
 
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import roles_team
-from recipe.evolve.measure import COLUMNS, HERE, SEARCHES, at_equal_tokens, best_hand_written, table
+from recipe.evolve.measure import (
+    COLUMNS,
+    HERE,
+    SEARCHES,
+    at_equal_tokens,
+    best_hand_written,
+    held_out_columns,
+    table,
+)
 from recipe.evolve.prepare import PRODUCTS, SHARES, WORLD, EvolveCourse, all_tasks, some_products
 from recipe.evolve.teams import TEAMS
 
@@ -76,6 +84,17 @@ def test_the_script_searches_plays_and_keeps_rows(checkout: Path, tmp_path: Path
     assert vote["reply_tokens"] > vote["critical_tokens"] > 0 and vote["prompt_tokens"] > 0
     Team.load(tmp_path / random["file"])
     assert Team.load(tmp_path / vote["file"]).key() == TEAMS["lookup"]()["vote_3"].key()
+
+
+def test_a_row_of_a_search_that_trained_is_of_its_own_play_of_the_held_out_tasks(tmp_path: Path) -> None:
+    batches = [{"a": [[1.0, 4, 2], [0.0, 6, 4]], "b": [[0.0, 1, 1]] * 2}, {"a": [[1.0, 2, 3]]}]
+    events = [{"event": "play", "episodes": {"a": [[0.0, 9, 9]]}}]
+    events += [{"event": "held_out", "episodes": batch} for batch in batches]
+    lines = [json.dumps(event) for event in [*events, {"event": "chosen", "file": "a"}]]
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    row = held_out_columns(tmp_path / "ledger.jsonl")
+    assert (row["acc"], row["reply_tokens"], row["critical_tokens"]) == (0.6667, 4.0, 3.0)
+    assert 0 < row["low"] < row["acc"] < row["high"] < 1
 
 
 def test_a_search_that_is_killed_at_random_moments_is_the_undisturbed_one(
