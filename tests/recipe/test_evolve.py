@@ -125,6 +125,22 @@ def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
         Team.load(HERE / row["file"])
 
 
+def test_the_rows_of_the_present_search_and_of_mathematics_are_in_the_readme() -> None:
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    again = json.loads((HERE / "again.json").read_text())
+    for line in table([*(row for row in ROWS if row["search_tokens"] is None), *again]):
+        assert f"{line}\n" in readme
+    for row in again:
+        assert Team.load(HERE / row["file"]).calls <= 32
+        assert row["acc"] >= at_equal_tokens(ROWS, "vote", row)["acc"] + 0.12
+    for row in (row for row in ROWS if row["world"] == "math"):
+        acc, low, high = (f"{100 * row[name]:.1f}" for name in ("acc", "low", "high"))
+        assert (
+            f"| {row['weights']} | {row['seed']} | {row['team']} | {acc} [{low}, {high}] | "
+            f"{row['reply_tokens']:.1f} |"
+        ) in readme
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_search_in_lookup_beats_votes_and_reaches_the_best_hand_written_team(seed: int) -> None:
     evolved = [
