@@ -158,6 +158,7 @@ class Archive:
         """Return the `most` best files, and the best others of the front, half as many at most. Of files
         with equal scores on all tasks only the best one is among them: fresh tasks hardly tell them apart.
         """
+        check_weights(c.episodes for c in self.whole)
         ranked = sorted(self.whole, key=lambda c: (-self.search_utility(c), c.number))
         by_scores: dict[tuple[float, ...], TeamCandidate] = {}
         for candidate in ranked:

@@ -536,7 +536,7 @@ class TeamSearch:
         if len(child.episodes) < SAME_TASKS:
             return False
         parent = self.archive.candidates[child.parent]
-        return any(_plays_like(child, other) for other in (parent, *self.archive.whole))
+        return any(plays_like(child, other) for other in (parent, *self.archive.whole))
 
     async def _play_held_out(self, choice: TeamCandidate) -> None:
         """Play the tasks that are held out: the front with the chosen file, and the start files."""
@@ -594,7 +594,7 @@ class TeamSearch:
         )
 
 
-def _plays_like(child: TeamCandidate, other: TeamCandidate) -> bool:
+def plays_like(child: TeamCandidate, other: TeamCandidate) -> bool:
     """Return whether a file has the scores of another one in all tasks that it has played, for as many
     tokens or more. One that has played fewer tasks says too little.
     """

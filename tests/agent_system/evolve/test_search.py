@@ -26,7 +26,7 @@ from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import Batch, PlayedEpisode
 from agent_system.evolve.ledger import LedgerError
 from agent_system.evolve.report import report
-from agent_system.evolve.search import FINALISTS, TeamSearch
+from agent_system.evolve.search import FINALISTS, TeamSearch, plays_like
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import ScriptedPlayer, hand_written
 from tests.agent_system.evolve.conftest import MakeSearch
@@ -361,19 +361,12 @@ def test_of_files_with_equal_scores_on_all_tasks_the_cheapest_is_a_finalist(star
     assert [c.number for c in archive.finalists(2)] == [0, 2, 4]
 
 
-async def test_a_file_with_the_scores_of_any_earlier_one_is_not_kept(make_search: MakeSearch) -> None:
-    search = make_search(tasks=64, generations=6, children=4)
-    await search.run()
-    files = search.archive.candidates
-    same = [c for c in files if c.state == "same"]
-    assert any(scores_of(c) != scores_of(files[c.parent or 0], len(c.episodes)) for c in same)
-    for c in same:
-        earlier = [o for o in files if scores_of(o, len(c.episodes)) == scores_of(c) and o is not c]
-        assert any(mean_tokens(o.episodes[: len(c.episodes)]) <= mean_tokens(c.episodes) for o in earlier)
-
-
-def scores_of(candidate: TeamCandidate, tasks: int | None = None) -> list[float]:
-    return [e.score for e in candidate.episodes[:tasks]]
+def test_a_file_with_the_scores_of_any_earlier_one_is_not_kept(start: Team) -> None:
+    earlier = candidate(0, start, 0.5, 8, 8)
+    assert plays_like(candidate(1, start, 1.0, 8, 8, tasks=32), earlier)
+    assert not plays_like(candidate(2, start, 1.0, 7, 7, tasks=32), earlier), "it is cheaper"
+    assert not plays_like(candidate(3, start, 0.75, 8, 8, tasks=32), earlier)
+    assert not plays_like(earlier, candidate(4, start, 1.0, 8, 8, tasks=32)), "that one fell before"
 
 
 async def test_the_better_half_of_the_finalists_plays_on(make_search: MakeSearch) -> None:
