@@ -165,12 +165,24 @@ def test_a_run_that_continues_is_checked_with_its_own_weights(
     train({"trainer.total_training_steps": 1, "trainer.save_freq": 1})
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        trainer: RayPPOTrainer = train({"trainer.total_training_steps": 2})
+        trainer: RayPPOTrainer = train(
+            {
+                "trainer.total_training_steps": 2,
+                "trainer.save_freq": 1,
+                "actor_rollout_ref.actor.optim.lr": 0.0125,
+            }
+        )
     assert (
         trainer.progress.global_step == 2
         and "engines agree" in caplog.text
         and "continuing from" in caplog.text
     )
+    (changes,) = [
+        line for line in caplog.messages if line.startswith("keys that differ from those of the ch")
+    ]
+    # nothing that every start sets
+    assert changes.count(" -> ") == 1 and "actor_rollout_ref.actor.optim.lr: " in changes
+    assert changes.endswith(" -> 0.0125")
 
 
 def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not(

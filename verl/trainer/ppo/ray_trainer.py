@@ -10,6 +10,7 @@ collected beside updates (`async_training.mode`). Both are independent of the ba
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,6 +246,10 @@ class RayPPOTrainer:
             logger.warning("evaluating %s (step %d)", folder, step)
         else:
             logger.warning("continuing from %s (step %d of %d)", folder, step, self.progress.total_steps)
+            from verl.trainer.checkpoint.changed_keys import describe_changes  # of runs that go on alone
+
+            if changes := describe_changes(folder, asdict(self.config), asdict(RunConfig())):
+                logger.info(changes)
         return step
 
     def _train(self, stop: StopRequest) -> None:
