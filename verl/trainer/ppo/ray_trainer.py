@@ -217,7 +217,7 @@ class RayPPOTrainer:
         check.of_changed()
         self.team.engines.sync_weights(self.progress.global_step)
         check.of_sent()
-        with StopRequest() as stop:
+        with StopRequest(saves=not self.config.trainer.val_only) as stop:
             try:
                 self._train(stop)
             except Exception as error:
@@ -261,14 +261,18 @@ class RayPPOTrainer:
                 self._validate_after(stop)
         except Interrupted:
             progress = self.progress
+            self.stopped_by = stop.number
+            # an evaluation has no steps and saves nothing
+            if self.config.trainer.val_only:
+                logger.warning(
+                    "evaluation of step %d stopped by a signal: it has no result", progress.global_step
+                )
+                return
             logger.warning(
                 "stopped by a signal after step %d of %d", progress.global_step, progress.total_steps
             )
-            self.stopped_by = stop.number
             self.checkpointer.save_last_step()
-            # an evaluation saves nothing
-            if not self.config.trainer.val_only:
-                logger.warning(self.checkpointer.where_to_continue())
+            logger.warning(self.checkpointer.where_to_continue())
 
     def _validate_before(self, stop: StopRequest) -> None:
         trainer = self.config.trainer
