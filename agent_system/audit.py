@@ -1,7 +1,7 @@
 """Measure which replies of a trained team mattered, by playing its decisions again:
 
-    python -m agent_system.audit outputs/verl-mas/math_seed0
-    python -m agent_system.audit outputs/verl-mas/math_seed0 --step 20 --decisions 200
+    verl-mas audit outputs/verl-mas/math_seed0
+    verl-mas audit outputs/verl-mas/math_seed0 --step 20 --decisions 200
 
 RUN is the folder of a run, or one of its `global_step_N`. See `docs/audit.md` and
 `agent_system.launch.audit`.
@@ -50,7 +50,9 @@ def _at_least(least: int) -> Callable[[str], int]:
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     sizes = AuditSize()
     parser = argparse.ArgumentParser(
-        prog="python -m agent_system.audit", description="Measure which replies of a trained team mattered."
+        prog="verl-mas audit",
+        epilog="See docs/audit.md.",
+        description="Measure which replies of a trained team mattered.",
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run, or global_step_N")
     parser.add_argument(

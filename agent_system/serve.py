@@ -1,7 +1,7 @@
 """Ask a trained team questions on the terminal, or serve it:
 
-    python -m agent_system.serve CHECKPOINT "What is 3 + 4?"
-    python -m agent_system.serve CHECKPOINT --openai
+    verl-mas serve CHECKPOINT "What is 3 + 4?"
+    verl-mas serve CHECKPOINT --openai
 
 Without QUESTION, questions are read from standard input or prompted for. With --openai, clients of
 OpenAI's chat completions and responses get each agent as a model of its name, and the whole team as
@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m agent_system.serve", description="Ask a trained team questions, or serve it."
+        prog="verl-mas serve",
+        epilog="See docs/checkpoints.md.",
+        description="Ask a trained team questions, or serve it.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_N, or the folder of a run")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Write the policies of a checkpoint as Hugging Face models and PEFT adapters:
 
-    python -m verl.model_merger --checkpoint DIR --out DIR
+    verl-mas export --checkpoint DIR --out DIR
 
 `--checkpoint` is a folder `global_step_N`, or the folder of a run, whose newest checkpoint is used.
 """
@@ -20,7 +20,9 @@ from verl.utils.checkpoint import CheckpointError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors that a user can fix are one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m verl.model_merger", description=" ".join((__doc__ or "").partition("\n\n")[0].split())
+        prog="verl-mas export",
+        epilog="See docs/checkpoints.md.",
+        description=" ".join((__doc__ or "").partition("\n\n")[0].split()),
     )
     parser.add_argument(
         "--checkpoint", required=True, metavar="DIR", help="global_step_N, or the folder of a run"

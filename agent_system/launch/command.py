@@ -9,6 +9,15 @@ import os
 import runpy
 import sys
 
+# Subcommand of keys -> page of its keys; the others parse options, and say them.
+KEYS = {
+    "train": "docs/config.md",
+    "eval": "docs/config.md",
+    "check": "docs/config.md",
+    "sft": "verl/trainer/sft/config.py, docs/data.md",
+    "evolve": "docs/config.md, and docs/evolve.md for those under evolve",
+}
+HELP = ("-h", "--help")
 # Subcommand -> its module, arguments inserted before the user's, and its help text.
 COMMANDS = {
     "train": ("verl.trainer.main_ppo", (), "train a team: key=value ..."),
@@ -27,7 +36,12 @@ COMMANDS = {
         (),
         "whether a model is trained and served exactly, in seconds: PATH",
     ),
-    "sft": ("verl.trainer.sft_trainer", (), "supervised fine-tuning: key=value ..."),
+    "new": ("agent_system.new", (), "write a workflow to begin with into this folder: NAME"),
+    "sft": (
+        "verl.trainer.sft_trainer",
+        (),
+        "supervised fine-tuning: model.path=DIR data.train_files=[demos.jsonl] key=value ...",
+    ),
     "export": (
         "verl.model_merger",
         (),
@@ -50,7 +64,7 @@ def main() -> None:
     with status 2.
     """
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        asked_for_help = sys.argv[1:2] in (["-h"], ["--help"])
+        asked_for_help = len(sys.argv) > 1 and sys.argv[1] in HELP
         stream = sys.stdout if asked_for_help else sys.stderr
         if sys.argv[1:] and not asked_for_help:
             from verl.utils.names import did_you_mean  # of a wrong name alone
@@ -61,7 +75,13 @@ def main() -> None:
             + "".join(f"  {name:13}{does}\n" for name, (_, _, does) in COMMANDS.items())
         )
         sys.exit(0 if asked_for_help else 2)
-    module, first, _ = COMMANDS[sys.argv[1]]
+    name = sys.argv[1]
+    module, first, does = COMMANDS[name]
+    # Hydra and the loaders of keys would take it for a key, or print every value.
+    if name in KEYS and any(argument in HELP for argument in sys.argv[2:]):
+        what, _, form = does.partition(": ")
+        sys.stdout.write(f"usage: verl-mas {name} {form}\n\n{what}\n\nkeys: {KEYS[name]}\n")
+        return
     sys.argv[1:] = [*first, *sys.argv[2:]]
     # Modules of the current folder, such as agent.plugins, are found as with `python -m`.
     if os.getcwd() not in sys.path:

@@ -1,6 +1,6 @@
 """Write a workflow template into the current directory:
 
-    python -m agent_system.new my_flow
+    verl-mas new my_flow
 
 creates the folder `my_flow` with `team.py`, `env.py`, `README.md`, a test with scripted replies and
 `train.sh`.
@@ -56,7 +56,7 @@ def write_workflow(name: str, parent: Path) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and write the folder."""
     parser = argparse.ArgumentParser(
-        prog="python -m agent_system.new", description="Write a workflow template."
+        prog="verl-mas new", epilog="See docs/workflows.md.", description="Write a workflow template."
     )
     parser.add_argument("name", help="name of the workflow and its folder, such as my_flow")
     name = parser.parse_args(argv).name

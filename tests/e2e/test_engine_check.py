@@ -5,6 +5,7 @@ end the run in one line.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from tests.e2e.conftest import Run
 from tests.e2e.teams import LEVELS
 from tests.e2e.test_fixed_seed import outcome
 from verl.trainer.config.spec import ConfigError
+from verl.trainer.ppo.interrupt import StopRequest
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.validator import Validator
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.weight_change import WeightChange
 
@@ -159,18 +162,49 @@ def test_an_evaluation_compares_and_changes_nothing(
     assert "after they were sent weights" in caplog.text
 
 
+def test_a_signal_ends_an_evaluation_without_words_of_steps_and_checkpoints(
+    train: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = Validator.run
+
+    def interrupted(self: Validator, stop: StopRequest, log: bool = True) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return validate(self, stop, log)
+
+    monkeypatch.setattr(Validator, "run", interrupted)
+    trainer: RayPPOTrainer = train({"trainer.val_only": True, "trainer.resume_mode": "disable"})
+    assert trainer.stopped_by == signal.SIGTERM
+    said = [line for line in caplog.messages if "SIGTERM" in line or "signal" in line]
+    assert said == [
+        "SIGTERM: ending the episodes; repeat to stop at once",
+        "evaluation of step 0 stopped by a signal: it has no result",
+    ]
+
+
 def test_a_run_that_continues_is_checked_with_its_own_weights(
     train: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train({"trainer.total_training_steps": 1, "trainer.save_freq": 1})
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        trainer: RayPPOTrainer = train({"trainer.total_training_steps": 2})
+        trainer: RayPPOTrainer = train(
+            {
+                "trainer.total_training_steps": 2,
+                "trainer.save_freq": 1,
+                "actor_rollout_ref.actor.optim.lr": 0.0125,
+            }
+        )
     assert (
         trainer.progress.global_step == 2
         and "engines agree" in caplog.text
         and "continuing from" in caplog.text
     )
+    (changes,) = [
+        line for line in caplog.messages if line.startswith("keys that differ from those of the ch")
+    ]
+    # nothing that every start sets
+    assert changes.count(" -> ") == 1 and "actor_rollout_ref.actor.optim.lr: " in changes
+    assert changes.endswith(" -> 0.0125")
 
 
 def test_a_step_on_samples_of_another_policy_is_said_once_and_a_sound_one_is_not(

@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="verl-mas report", description="Write the page of one or several runs as one HTML file."
+        prog="verl-mas report",
+        epilog="See docs/report.md.",
+        description="Write the page of one or several runs as one HTML file.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run")
     parser.add_argument(

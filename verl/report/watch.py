@@ -50,7 +50,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit with 1 and a one-line error if there is nothing to serve."""
     parser = argparse.ArgumentParser(
-        prog="verl-mas watch", description="Serve the page of a run while it goes on, on this machine alone."
+        prog="verl-mas watch",
+        epilog="See docs/report.md.",
+        description="Serve the page of a run while it goes on, on this machine alone.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--port", type=int, default=PORT, help="default: %(default)s; 0: a free one")

@@ -235,7 +235,9 @@ def main(more: Callable[[str, bool], list[CheckRow]] = lambda path, trust_remote
     Args:
         more: returns further rows of a model, from its path and whether its own code may run.
     """
-    parser = argparse.ArgumentParser(prog="verl-mas check-model", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="verl-mas check-model", epilog="See docs/models.md.", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("path", help="model folder, GGUF file or hub id")
     parser.add_argument(
         "--dtype", choices=("fp32", "bf16"), default="fp32", help="in which the trainer will compute"

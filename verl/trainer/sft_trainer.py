@@ -1,6 +1,6 @@
 """Supervised fine-tuning from the command line.
 
-    python -m verl.trainer.sft_trainer model.path=DIR data.train_files=[demos.jsonl]
+    verl-mas sft model.path=DIR data.train_files=[demos.jsonl]
     trainer.default_local_dir=OUT optim.lr=1e-5
 
 Keys and defaults: `verl/trainer/sft/config.py`.

@@ -143,6 +143,40 @@ def test_nothing_to_resume_from_is_an_error(tmp_path: Path, mode: str) -> None:
         find_checkpoint(TrainerConfig(resume_mode=mode), CheckpointStore(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "part", ["", "checkpoints", "checkpoints/global_step_2", "checkpoints/global_step_3"]
+)
+def test_a_run_stands_for_its_last_checkpoint(tmp_path: Path, part: str) -> None:
+    other = CheckpointStore(tmp_path / "run" / "checkpoints")
+    for step in (1, 2, 3):
+        other.write(step, fill, STATE, keep=2)
+    config = TrainerConfig(resume_mode=str(tmp_path / "run" / part))
+    step = 2 if part.endswith("2") else 3
+    assert find_checkpoint(config, CheckpointStore(tmp_path / "new")) == other.path(step)
+
+
+@pytest.mark.parametrize(
+    ("part", "has_pointer"),
+    [
+        ("checkpoints/global_step_1", True),
+        ("checkpoints/global_step_1", False),
+        ("", False),
+        ("checkpoints", False),
+    ],
+)
+def test_checkpoints_that_are_there_are_named(tmp_path: Path, part: str, has_pointer: bool) -> None:
+    run = tmp_path / "run"
+    other = CheckpointStore(run / "checkpoints")
+    for step in (1, 2, 10):
+        other.write(step, fill, STATE, keep=2)
+    (other.root / "global_step_x").mkdir()
+    if not has_pointer:
+        (other.root / "latest_checkpointed_iteration.txt").unlink()
+    with pytest.raises(CheckpointError) as error:
+        find_checkpoint(TrainerConfig(resume_mode=str(run / part)), CheckpointStore(tmp_path / "new"))
+    assert f"; in {other.root} there are global_step_10, global_step_2 (trainer.max_" in str(error.value)
+
+
 def test_a_pointer_to_a_lost_folder_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     with pytest.raises(CheckpointError, match="global_step_7"):

@@ -15,6 +15,7 @@ from verl.trainer.config.run import EXPECTED_MODE
 from verl.trainer.plan.placement import Placement
 from verl.utils.checkpoint import CheckpointError, fsync_tree
 from verl.utils.disk import write_whole
+from verl.utils.names import listed
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
@@ -229,12 +230,30 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
             )
         return latest_folder
     folder = Path(config.resume_mode).expanduser()
-    if not (folder / STATE_FILE).is_file():
-        raise CheckpointError(
-            f"trainer.resume_mode={config.resume_mode!r} is not a checkpoint (a folder "
-            f"global_step_N with {STATE_FILE}); expected {EXPECTED_MODE}"
+    if (folder / STATE_FILE).is_file():
+        return folder
+    # the folder of a run stands for its last checkpoint, as in an export
+    for root in (folder / "checkpoints", folder):
+        if (last := CheckpointStore(root).latest()) is not None:
+            return last
+    raise CheckpointError(
+        f"trainer.resume_mode={config.resume_mode!r} is not a checkpoint (a folder "
+        f"global_step_N with {STATE_FILE}); expected {EXPECTED_MODE}{_there(folder)}"
+    )
+
+
+def _there(folder: Path) -> str:
+    """Return which checkpoints are in a folder, or beside it if it was one; empty if none is."""
+    for root in (folder / "checkpoints", folder, folder.parent):
+        steps = sorted(
+            int(number)
+            for path in root.glob(f"global_step_*/{STATE_FILE}")
+            if (number := path.parent.name.removeprefix("global_step_")).isdecimal()
         )
-    return folder
+        if steps:
+            names = listed([f"global_step_{step}" for step in reversed(steps)])
+            return f"; in {root} there are {names} (trainer.max_ckpt_to_keep sets how many are kept)"
+    return ""
 
 
 def _written_at(folder: Path) -> tuple[int, int]:

@@ -62,10 +62,14 @@ class StopRequest:
     a signal arrives.
 
     `number` is the received signal, None before.
+
+    Args:
+        saves: whether the run writes a checkpoint when it stops; an evaluation has none to write.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saves: bool = True) -> None:
         self.number: int | None = None
+        self._saves = saves
         self._running: Running[Any] | None = None
         self._previous: dict[int, Any] = {}
 
@@ -88,12 +92,16 @@ class StopRequest:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
-            raise StoppedAtOnce(number, "for the second time: stopped without saving a checkpoint")
+            raise StoppedAtOnce(
+                number,
+                "for the second time" + (": stopped without saving a checkpoint" if self._saves else ""),
+            )
         self.number = number
-        logger.warning(
-            "%s: finishing what cannot be repeated, then checkpointing; repeat to stop at once",
-            signal.Signals(number).name,
+        # an evaluation leaves the checkpoint as it is
+        doing = (
+            "finishing what cannot be repeated, then checkpointing" if self._saves else "ending the episodes"
         )
+        logger.warning("%s: %s; repeat to stop at once", signal.Signals(number).name, doing)
         if (running := self._running) is not None:
             running.cancel()
 

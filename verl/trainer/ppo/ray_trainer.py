@@ -10,6 +10,7 @@ collected beside updates (`async_training.mode`). Both are independent of the ba
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,7 @@ class RayPPOTrainer:
         check.of_changed()
         self.team.engines.sync_weights(self.progress.global_step)
         check.of_sent()
-        with StopRequest() as stop:
+        with StopRequest(saves=not self.config.trainer.val_only) as stop:
             try:
                 self._train(stop)
             except Exception as error:
@@ -245,6 +246,10 @@ class RayPPOTrainer:
             logger.warning("evaluating %s (step %d)", folder, step)
         else:
             logger.warning("continuing from %s (step %d of %d)", folder, step, self.progress.total_steps)
+            from verl.trainer.checkpoint.changed_keys import describe_changes  # of runs that go on alone
+
+            if changes := describe_changes(folder, asdict(self.config), asdict(RunConfig())):
+                logger.info(changes)
         return step
 
     def _train(self, stop: StopRequest) -> None:
@@ -256,14 +261,18 @@ class RayPPOTrainer:
                 self._validate_after(stop)
         except Interrupted:
             progress = self.progress
+            self.stopped_by = stop.number
+            # an evaluation has no steps and saves nothing
+            if self.config.trainer.val_only:
+                logger.warning(
+                    "evaluation of step %d stopped by a signal: it has no result", progress.global_step
+                )
+                return
             logger.warning(
                 "stopped by a signal after step %d of %d", progress.global_step, progress.total_steps
             )
-            self.stopped_by = stop.number
             self.checkpointer.save_last_step()
-            # an evaluation saves nothing
-            if not self.config.trainer.val_only:
-                logger.warning(self.checkpointer.where_to_continue())
+            logger.warning(self.checkpointer.where_to_continue())
 
     def _validate_before(self, stop: StopRequest) -> None:
         trainer = self.config.trainer
