@@ -5,7 +5,6 @@ where a key or a user's code asks for it.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
 
 from agent_system.errors import AgentSystemError
@@ -41,7 +40,7 @@ def check_before_models(config: RunConfig) -> tuple[RunPlan, bool]:
     if config.env.workers.num:
         from agent_system.launch.env_workers import check_cpus  # of this key alone
 
-        check_cpus(config, plan)
+        check_cpus(config.env.workers, config.trainer, config.rollout, config.ray_init, plan)
         if env.overrides("check_workers"):
             env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
     runs_programs = needs_sandbox(config.agent, config.env, config.gateway, config.sandbox)
@@ -140,12 +139,12 @@ def _check_members(agent: AgentConfig, env: EnvConfig, gateway: GatewayConfig, p
     options = orchestra_options(agent, gateway)
     orchestra, agents = make_team(agent.orchestra_type, env.env_name, agent.agent_ids, options)
     cls = EnvRegistry.get(env.env_name)
-    make_env = partial(cls, build_options(cls.config_class, env.params, "env.params"))
+    env_options = build_options(cls.config_class, env.params, "env.params")
     rows: dict[str, Any] = {row.agent_id: row for row in plan.api} | dict(plan.speakers)
     temperatures = {
         name: (rows[name].sampling.temperature, rows[name].val_sampling.temperature) for name in agents
     }
-    check_members(orchestra, agents, lambda seed: make_env(seed=seed), temperatures, forks=plan.tree)
+    check_members(orchestra, agents, lambda seed: cls(env_options, seed=seed), temperatures, forks=plan.tree)
 
 
 def _check_data(data: DataConfig, val_only: bool) -> None:

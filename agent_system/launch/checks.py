@@ -66,11 +66,8 @@ USER_ERRORS = (
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs or whose agents write some, and
-    log its isolation level.
-
-    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under
-    `sandbox` that have no effect.
+    """Start the sandbox of a run that needs one, and log its isolation level. Raises
+    AgentSystemError as `needs_sandbox`, and when the level is below `sandbox.min_level`.
     """
     if needs_sandbox(config.agent, config.env, config.gateway, config.sandbox):
         configure(config.sandbox)

@@ -76,7 +76,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
-        check_cpus(config, plan)
+        check_cpus(config.env.workers, config.trainer, config.rollout, config.ray_init, plan)
         started.enter_context(stopping_at_once())
         team = TeamWorkers(config, plan, controller, run_dir / "logs")
         started.callback(team.shutdown)

@@ -1,12 +1,14 @@
 """`verl-mas check` says what a training says before it reads a model: both make the same checks."""
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.house.source import ROOT
 
 TEAM = """team: 1
 agents:
@@ -100,7 +102,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-B", "-c", PROGRAM, json.dumps(lines)],
         capture_output=True, text=True, timeout=240, cwd=folder,
-        env={"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={"CUDA_VISIBLE_DEVICES": "", "PATH": os.defpath, "HOME": str(folder), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(each.name for each in folder.iterdir()) == before, "nothing is written"
