@@ -23,6 +23,7 @@ from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
 from agent_system.memory import Memory, SimpleMemory, SummaryMemory
 from agent_system.options import NoOptions, build_options
+from agent_system.projection import Projection
 from agent_system.turn import Turn, TurnOver
 
 
@@ -104,11 +105,20 @@ class BaseOrchestra(ABC):
         while (turn := episode.turn) is not None:
             action = None
             try:
-                action = await self.run(turn)
+                action = self._checked(await self.run(turn))
             except TurnOver:
                 if not turn.done:
                     raise
             await episode.step(action)
+
+    def _checked(self, action: Any) -> Any:
+        """Return the action of a turn. Raises AgentSystemError for what no environment takes."""
+        if action is None or isinstance(action, Projection):
+            raise AgentSystemError(
+                f"{type(self).__name__}.run() must return the action that goes to env.step, such as "
+                f"(await turn.act(...)).action, found {type(action).__name__}"
+            )
+        return action
 
     async def release(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what episodes share in this event loop; called after the last of the episodes

@@ -4,17 +4,18 @@
 
 Two runs: that of `--run`, else one of random words, which share nothing: 60 steps of 32 tasks x 8
 episodes of 4 calls with 2,000 characters of prompt and reply; and that of `--math`, else one as
-`bash examples/run_math.sh trainer.log_tokens=16` leaves it, with replies of the demonstrators. The report
-is built by the command, in a process of its own.
+`bash examples/run_math.sh trainer.log_tokens=16` leaves it, with replies of the demonstrators. The
+report is built by the command, in a process of its own.
 
-The last line is one JSON object: `build_s` and `rss_mb`, CPU seconds and peak memory of the command, which
-uses one core; `mb`, size of the page; `first_paint_ms`, from the navigation to the painted overview;
-`filter_ms`, from the overview until the list of episodes, filtered by a text for the first time, is laid out in
-the document; `open_ms`, until an opened episode is (painting waits for the next frame of the screen, up to 17
-ms, whatever the page does), both of a page that has come to rest; `heap_mb`, heap of the page after that; each
-the median of the rounds, and `spread` their lowest and highest. Those of the page are null without Chromium
-(`apt-get install chromium`). `record_share` is the share of the seconds of training steps in which `credit/` is
-written, in a short run with a tiny model. `math_*` are those of the other run.
+The last line is one JSON object: `build_s` and `rss_mb`, CPU seconds and peak memory of the
+command, which uses one core; `mb`, size of the page; `first_paint_ms`, from the navigation to the
+painted overview; `filter_ms`, from the overview until the list of episodes, filtered by a text for
+the first time, is laid out in the document; `open_ms`, until an opened episode is (painting waits
+for the next frame of the screen, up to 17 ms, whatever the page does), both of a page that has come
+to rest; `heap_mb`, heap of the page after that; each the median of the rounds, and `spread` their
+lowest and highest. Those of the page are null without Chromium (`apt-get install chromium`).
+`record_share` is the share of the seconds of training steps in which `credit/` is written, in a
+short run with a tiny model. `math_*` are those of the other run.
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ _SET_LEVEL = logging.Logger.setLevel
 _levels_before: dict[logging.Logger, int] = {}
 logging.Logger.setLevel = _note_and_set_level  # type: ignore[method-assign]
 logging.RootLogger.setLevel = _set_root_level  # type: ignore[method-assign]
-# OmegaConf parses the thirty interpolations of a configuration anew for each composition, in half of its time.
+# OmegaConf parses the thirty interpolations of a configuration anew for each composition, in half of its
+# time.
 omegaconf.base.parse = lru_cache(maxsize=1024)(omegaconf.base.parse)
 # Ray gives its workers a low priority; beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")

@@ -37,8 +37,8 @@ class TeamCandidate:
         parent: number of the file that was edited; None for a start file.
         edits: the edits.
         generation: number of its generation; 0 for a start file.
-        state: playing | whole (has played all tasks) | out (ruled out) | same (has the scores of its
-            parent, and is no cheaper) | unfinished (no budget was left) | old (has played with weights
+        state: playing | whole (has played all tasks) | out (ruled out) | same (has the scores of an
+            earlier file, and is no cheaper) | unfinished (no budget was left) | old (has played with weights
             that were trained since).
         episodes: what it has played of the stream, in order, with the last weights with which it did.
         earlier: what it has played of the stream with earlier weights.
@@ -155,9 +155,16 @@ class Archive:
         return self.best(self.whole, lambda c: c.episodes)
 
     def finalists(self, most: int) -> list[TeamCandidate]:
-        """Return the `most` best files, and the best others of the front, half as many at most."""
+        """Return the `most` best files, and the best others of the front, half as many at most. Of files
+        with equal scores on all tasks only the best one is among them: fresh tasks hardly tell them apart.
+        """
+        check_weights(c.episodes for c in self.whole)
         ranked = sorted(self.whole, key=lambda c: (-self.search_utility(c), c.number))
-        front = pareto_front(self.whole, lambda c: c.episodes)
+        by_scores: dict[tuple[float, ...], TeamCandidate] = {}
+        for candidate in ranked:
+            by_scores.setdefault(tuple(e.score for e in candidate.episodes), candidate)
+        ranked = list(by_scores.values())
+        front = pareto_front(ranked, lambda c: c.episodes)
         ranked_front = sorted(front, key=lambda c: (-self.search_utility(c), c.number))
         finalists = ranked[:most] + [c for c in ranked_front if c not in ranked[:most]][: most // 2]
         return sorted(finalists, key=lambda c: c.number)

@@ -135,14 +135,19 @@ def ids_in(steps: Sequence[Value]) -> list[str]:
     return list(dict.fromkeys(step["id"] for _, step in walk(steps) if step.get("id")))
 
 
+def verdicts_in(steps: Sequence[Value]) -> set[str]:
+    """Return the names of the steps that conditions of a list, and inside it, read."""
+    conditions = [inner.get(key) for _, inner in walk(steps) for key in ("if", "unless", "stop")]
+    return {c["of"] for c in conditions if isinstance(c, dict) and "of" in c}
+
+
 def result_of(step: Value) -> str:
     """Return the name of the last call or vote of a step that no condition in it reads: of a loop with a
     check that of the reply, not of the verdict. Of the last one, if conditions read all; empty if it has
     none.
     """
     names = ids_in([step])
-    conditions = [inner.get(key) for _, inner in walk([step]) for key in ("if", "unless", "stop")]
-    verdicts = {condition.get("of") for condition in conditions if isinstance(condition, dict)}
+    verdicts = verdicts_in([step])
     return ([name for name in names if name not in verdicts] or names or [""])[-1]
 
 

@@ -42,6 +42,7 @@ from agent_system.evolve.edits import (
     read_edits,
     result_of,
     sentences,
+    verdicts_in,
     walk,
 )
 from agent_system.workflows.graph.checks import SHIPPED_TOOLS
@@ -85,13 +86,17 @@ class EditDraw:
         edit: TeamEdit | None = getattr(self, f"_{op}")()
         return edit
 
-    def _place(self, *kinds: str) -> tuple[str, Value] | None:
-        """Return a step of these kinds, of any kind but `stop` without any, and its place."""
-        places = [
+    def _places(self, *kinds: str) -> list[tuple[str, Value]]:
+        """Return the steps of these kinds, of any kind but `stop` without any, with their places."""
+        return [
             (path_text(path), step)
             for path, step in walk(self.value["do"])
             if (kind_of(step) in kinds if kinds else kind_of(step) != "stop")
         ]
+
+    def _place(self, *kinds: str) -> tuple[str, Value] | None:
+        """Return one of `_places`."""
+        places = self._places(*kinds)
         return self.rng.choice(places) if places else None
 
     def _gap(self) -> str:
@@ -164,10 +169,14 @@ class EditDraw:
         return VotesEdit(at=place[0], n=self.rng.choice((1, max(1, now - 2), now + 2)))
 
     def _check(self) -> TeamEdit | None:
-        place = self._place("call", "vote")
+        # a verdict is nobody's answer: to check it is worth nothing, and half of the calls of a large team
+        # are verdicts
+        verdicts = verdicts_in(self.value["do"])
+        steps = [(at, step) for at, step in self._places("call", "vote") if step.get("id") not in verdicts]
         judges = self._judges()
-        if place is None or not judges:
+        if not steps or not judges:
             return None
+        place = self.rng.choice(steps)
         who = self.rng.choice(list(judges))
         # the first of few words is mostly the one that approves
         passes = self.rng.choice([judges[who][0], judges[who][0], *judges[who]])

@@ -127,8 +127,8 @@ def _costs(search: TeamSearch) -> str:
     lines = [
         f"- {counts.episodes:,} episodes of {len(search.archive.candidates)} files, "
         f"{sum(c.state == 'out' for c in search.archive.candidates)} of them ruled out early, "
-        f"{sum(c.state == 'same' for c in search.archive.candidates)} with the scores of the file that they "
-        "were made of, and no cheaper",
+        f"{sum(c.state == 'same' for c in search.archive.candidates)} with the scores of an earlier file, "
+        "and no cheaper",
         f"- tokens of engines: {counts.proposals:,} for proposals, {counts.play:,} for play, "
         f"{counts.confirm:,} for "
         f"the finalists, {counts.held_out:,} for the tasks that are held out",

@@ -34,16 +34,19 @@ from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
 from verl.utils.names import slug
 
-FINALISTS = 4
+FINALISTS = 5
 MOST_TRAINED = 4
 MOST_HELD_OUT = 8
 FEWEST_GENERATIONS = 3
 INVALID_IN_A_ROW = 3
-# Tasks after which a new file with no other score than its parent is taken for the same.
+# Tasks after which a new file with no other score than an earlier one is taken for the same.
 SAME_TASKS = 32
-# Fresh tasks that every finalist plays, and the wealth of a bet against one with which it plays no more:
-# larger than that of the early rule-out, because the best one has been chosen on these tasks.
-SURE_TASKS = 64
+# Numbers of fresh tasks after which the better half of the finalists, two at least, plays on: sequential
+# halving (Karnin, Koren and Somekh 2013), since most of them are as good as each other.
+HALVING = (64, 128)
+FEWEST_FINALISTS = 2
+# Wealth of a bet against a finalist with which it plays no more: larger than that of the early rule-out,
+# because the best one has been chosen on these tasks.
 SURE_LIMIT = 20.0
 EARLIER = 8
 MOST_STORIES = 3
@@ -187,10 +190,15 @@ class TeamSearch:
         if self.settings.budget_tokens is None:
             return math.inf
         files = self._ranked_finalists() if self.archive.whole else []
-        best = self._confirm_tokens(files[0], self.settings.confirm) if files else 0
-        # most of the others will be ruled out after that many
-        others = sum(self._confirm_tokens(c, min(self.settings.confirm, SURE_TASKS)) for c in files[1:])
-        return self.settings.budget_tokens - self.counts.spent - best - others
+        best = self._tokens_of(files[0], self.settings.confirm) if files else 0
+        # half of the others play no more than that many
+        others = sum(self._tokens_of(c, min(self.settings.confirm, HALVING[0])) for c in files[1:])
+        return self._unspent() - best - others
+
+    def _unspent(self) -> float:
+        """Return the tokens that are left of the budget."""
+        budget = self.settings.budget_tokens
+        return math.inf if budget is None else budget - self.counts.spent
 
     def _is_spent(self) -> bool:
         """Return whether no tokens are left for generations, which is then why the search stops."""
@@ -199,8 +207,8 @@ class TeamSearch:
         self.stopped = "the budget is spent"
         return True
 
-    def _confirm_tokens(self, candidate: TeamCandidate, tasks: int) -> float:
-        """Return the tokens that a file will take on fresh tasks, without kept replies."""
+    def _tokens_of(self, candidate: TeamCandidate, tasks: int) -> float:
+        """Return the tokens that a file takes on so many tasks, without kept replies."""
         return tasks * mean_tokens(candidate.episodes)
 
     def _ranked_finalists(self) -> list[TeamCandidate]:
@@ -213,53 +221,62 @@ class TeamSearch:
         return list({c.number: c for c in files}.values())
 
     async def _confirm(self) -> list[TeamCandidate]:
-        """Play the finalists on fresh tasks, and return them.
+        """Play the finalists on fresh tasks, and return them: all play the first of `HALVING`, and the
+        better half of those that are left goes on after each.
 
         With a budget they are those of `_ranked_finalists` for which it is enough, the best one and
         the first start file whatever they cost.
         """
         count = self.settings.confirm
-        budget = self.settings.budget_tokens
-        if budget is None or not count:
+        ends = [*(number for number in HALVING if number < count), count]
+        if self.settings.budget_tokens is None:
             finalists = self.archive.finalists(FINALISTS)
-            await self._fresh_rounds(finalists)
-            return finalists
-        ranked = self._ranked_finalists()
-        always = len({ranked[0].number, 0})
-        await self._fresh_rounds(ranked[:always])
-        finalists = ranked[:always]
-        # one by one: most replies of each are kept ones of those before, so more of them fit
-        for candidate in ranked[always:]:
-            if self.counts.spent + self._confirm_tokens(candidate, count) > budget:
-                break
-            await self._fresh_rounds([candidate], finalists)
-            finalists.append(candidate)
-        self.too_expensive = len(ranked) - len(finalists)
+            playing = await self._fresh_tasks(finalists, 0, ends[0])
+        else:
+            finalists = await self._affordable_finalists(self._ranked_finalists(), ends[0])
+            playing = finalists
+        for first, end in itertools.pairwise(ends):
+            most = max(math.ceil(len(playing) / 2), FEWEST_FINALISTS)
+            ranked = sorted(playing, key=lambda c: (-self.archive.mean_utility(c.confirmed), c.number))[:most]
+            # the best one in any case
+            left = self._unspent() - self._tokens_of(ranked[0], count - first)
+            others = self._affordable(ranked[1:], end - first, left)
+            playing = await self._fresh_tasks([ranked[0], *others], first, end)
         return sorted(finalists, key=lambda c: c.number)
 
-    async def _fresh_rounds(
-        self, finalists: Sequence[TeamCandidate], others: Sequence[TeamCandidate] = ()
-    ) -> None:
-        """Play finalists on fresh tasks. From `SURE_TASKS` on, one plays no more that is ruled out against
-        the best of them and of `others`, which have played before.
+    async def _affordable_finalists(self, ranked: Sequence[TeamCandidate], count: int) -> list[TeamCandidate]:
+        """Play the first fresh tasks with the finalists for which the budget is enough; return them."""
+        best = ranked[0]
+        always = len({best.number, 0})
+        finalists = list(ranked[:always])
+        await self._fresh_tasks(finalists, 0, count)
+        # one by one: most replies of each are kept ones of those before, so more of them fit
+        for candidate in ranked[always:]:
+            left = self._unspent() - self._tokens_of(best, self.settings.confirm - count)
+            if not self._affordable([candidate], count, left):
+                break
+            await self._fresh_tasks([candidate], 0, count)
+            finalists.append(candidate)
+        self.too_expensive = len(ranked) - len(finalists)
+        return finalists
+
+    async def _fresh_tasks(
+        self, finalists: Sequence[TeamCandidate], first: int, end: int
+    ) -> list[TeamCandidate]:
+        """Play fresh tasks from `first` to `end`, a finalist until it is ruled out against the best of
+        them; return those that are not.
         """
-        first = self.settings.tasks
-        count = self.settings.confirm
         playing = list(finalists)
-        for place in range(0, count, BATCH):
-            await self._batch(playing, first + place, min(BATCH, count - place), "confirm")
-            tasks = min(place + BATCH, count)
-            if tasks < SURE_TASKS:
+        for place in range(first, end, BATCH):
+            count = min(BATCH, end - place)
+            await self._batch(playing, self.settings.tasks + place, count, "confirm")
+            if place + count < HALVING[0]:
                 continue
-            best = max(
-                (c for c in (*playing, *others) if len(c.confirmed) >= tasks),
-                key=lambda c: self.archive.mean_utility(c.confirmed[:tasks]),
-            )
+            best = max(playing, key=lambda c: self.archive.mean_utility(c.confirmed))
             playing = [
                 c for c in playing if c is best or not self._is_out(c.confirmed, best.confirmed, SURE_LIMIT)
             ]
-            if not playing:
-                return
+        return playing
 
     def front(self) -> list[TeamCandidate]:
         """Return the front of score and tokens of the finalists, by tokens. Two of them are compared on the
@@ -285,7 +302,7 @@ class TeamSearch:
         front = pareto_front(self.archive.whole, lambda c: c.episodes)
         ranked = sorted(front, key=lambda c: (-self.archive.search_utility(c), c.number))
         files = list({c.number: c for c in (self.archive.incumbent(), *ranked)}.values())[:MOST_TRAINED]
-        files = self._affordable(files)
+        files = self._affordable(files, self.settings.tasks, self.left())
         if not files:
             self.inputs.say("no training: the budget is not enough to play the best file again")
             return
@@ -314,12 +331,13 @@ class TeamSearch:
             f"{mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens"
         )
 
-    def _affordable(self, files: Sequence[TeamCandidate]) -> list[TeamCandidate]:
-        """Return the first files that the budget lets play again, without kept replies."""
-        left = self.left()
+    def _affordable(self, files: Sequence[TeamCandidate], tasks: int, left: float) -> list[TeamCandidate]:
+        """Return the first files that can play so many tasks with the tokens that are left, without
+        kept replies.
+        """
         affordable: list[TeamCandidate] = []
         for candidate in files:
-            left -= self.settings.tasks * mean_tokens(candidate.episodes)
+            left -= self._tokens_of(candidate, tasks)
             if left < 0:
                 break
             affordable.append(candidate)
@@ -510,17 +528,15 @@ class TeamSearch:
         return is_ruled_out(differences, self.settings.margin, limit)
 
     def _is_same(self, child: TeamCandidate) -> bool:
-        """Return whether a new file has had the score of the file that it was made of in every task so
-        far, for as many tokens or more: edits of steps that nobody reads, and of checks that approve
-        everything. They would fill the archive, and each would be edited again.
+        """Return whether a new file has had the score of an earlier one in every task so far, for as many
+        tokens or more: edits of steps that nobody reads, of checks that approve everything, and the same
+        steps written in another way. They would fill the archive, and each would be edited again.
         """
         assert child.parent is not None, "it was edited"
         if len(child.episodes) < SAME_TASKS:
             return False
-        pairs = list(zip(child.episodes, self.archive.candidates[child.parent].episodes, strict=False))
-        check_weights(pairs)
-        dearer = sum(c.tokens - p.tokens for c, p in pairs) >= 0
-        return dearer and all(c.score == p.score for c, p in pairs)
+        parent = self.archive.candidates[child.parent]
+        return any(plays_like(child, other) for other in (parent, *self.archive.whole))
 
     async def _play_held_out(self, choice: TeamCandidate) -> None:
         """Play the tasks that are held out: the front with the chosen file, and the start files."""
@@ -576,6 +592,18 @@ class TeamSearch:
             f"{out} ruled "
             f"out; best {mean_score(best.episodes):.3f} with {mean_tokens(best.episodes):.1f} tokens{left}"
         )
+
+
+def plays_like(child: TeamCandidate, other: TeamCandidate) -> bool:
+    """Return whether a file has the scores of another one in all tasks that it has played, for as many
+    tokens or more. One that has played fewer tasks says too little.
+    """
+    if len(other.episodes) < len(child.episodes):
+        return False
+    pairs = list(zip(child.episodes, other.episodes, strict=False))
+    check_weights(pairs)
+    dearer = sum(c.tokens - o.tokens for c, o in pairs) >= 0
+    return dearer and all(c.score == o.score for c, o in pairs)
 
 
 def final_episodes(candidate: TeamCandidate) -> list[PlayedEpisode]:

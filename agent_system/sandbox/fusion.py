@@ -56,7 +56,8 @@ class HttpSandbox(Sandbox):
 
     def describe(self) -> str:
         requests = self.settings.workers or REQUESTS
-        return f"SandboxFusion at {self._shown_url}, {requests} concurrent requests; the server isolates the programs"
+        url = self._shown_url
+        return f"SandboxFusion at {url}, {requests} concurrent requests; the server isolates the programs"
 
     def check(self) -> None:
         (result,) = self._submit(Job("print(6 * 7)", [""], self.settings.limits)).result()

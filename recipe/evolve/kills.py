@@ -153,7 +153,8 @@ def main() -> None:
     args = parser.parse_args()
     config = yaml.safe_load((HERE / "config.yaml").read_text())
     start, parts = start_files("lookup", ROOT / "outputs" / "evolve_files")
-    settings = config["common"] | config["worlds"]["lookup"] | inputs("lookup", "warm", args.seed) | SEARCH
+    settings = config["common"] | config["worlds"]["lookup"] | inputs(config, "lookup", "warm", args.seed)
+    settings |= SEARCH
     keys = [f"evolve.start=[{start}]", f"evolve.parts=[{parts}]", *overrides_of(settings), *args.overrides]
     folders = [ROOT / "outputs" / "verl-mas" / f"evolve_kills_{name}" for name in ("whole", "killed")]
     for folder in folders:

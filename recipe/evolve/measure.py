@@ -7,8 +7,11 @@ chosen and the hand-written teams of `teams.py` on the held-out tasks, and write
 `{"world", "weights", "seed", "team", "acc", "low", "high", "reply_tokens", "prompt_tokens",
 "critical_tokens", "search_tokens", "file"}`) and the files of the teams into this folder. Rows that are
 there are not measured again unless `--again` is given. Tokens are means over episodes; `search_tokens`
-are those that the engine generated for the search, without the held-out tasks. DEMOS is the number of
-demonstrations of the warm start.
+are those that the engine generated for the search, without the held-out tasks. `--teams short
+short_trained` searches for three generations without training and with it: their rows are of the play of
+the held-out tasks in the search itself, with the weights that it ended with. DEMOS is the number of
+demonstrations of the warm start. `--weights trained` are those that a training of the workflow's own team
+makes of it, one policy for all roles (`training` in `config.yaml`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,16 @@ from agent_system.record import EpisodeRecord
 from agent_system.rollout.metrics import critical_tokens
 from agent_system.workflows.graph.team import Team
 from recipe.evolve.teams import TEAMS, start_files
-from recipe.runs import ROOT, Row, make_parser, overrides_of, run_module
+from recipe.runs import ROOT, Row, make_parser, overrides_of, run_module, train_embedded
 from verl.utils.accuracy import estimate_avg
 
 HERE = Path(__file__).parent
 COLUMNS = ("world", "weights", "seed", "team")
 WARM = "warm"
+TRAINED = "trained"
 SEARCHES = ("evolution", "tree", "random")
+# Searches of three generations with `evolution`; the second one trains between them.
+SHORT = ("short", "short_trained")
 PREPARE = {
     "lookup": ("recipe.evolve.prepare", "--world", "evolve"),
     "math": ("examples.embedded.prepare", "--world", "math"),
@@ -56,11 +62,27 @@ def embedded(world: str, seed: int) -> Path:
     )
 
 
-def inputs(world: str, weights: str, seed: int) -> dict[str, Any]:
+def model_folder(config: Mapping[str, Any], world: str, weights: str, seed: int) -> Path:
+    """Return the folder of a model; that of a training is made if it is missing."""
+    if weights not in (WARM, TRAINED):
+        return Path(weights)
+    if weights == WARM:
+        return embedded(world, seed) / "model"
+    run = run_folder(world, weights, seed, "training")
+    exported = run / "exported"
+    if not exported.exists():
+        settings = config["common"] | config["worlds"][world] | config["training"][world]
+        train_embedded(run.name, seed, settings, os.environ.get("DEMOS"), (), PREPARE[world])
+        run_module("verl.model_merger", "--checkpoint", str(run), "--out", str(exported))
+    (policy,) = (path.parent for path in exported.glob("*/config.json"))
+    return policy
+
+
+def inputs(config: Mapping[str, Any], world: str, weights: str, seed: int) -> dict[str, Any]:
     """Return the keys of tasks and model."""
     folder = embedded(world, seed)
     return {
-        "actor_rollout_ref.model.path": str(folder / "model" if weights == WARM else Path(weights)),
+        "actor_rollout_ref.model.path": str(model_folder(config, world, weights, seed)),
         "data.train_files": str(folder / "train.parquet"),
         "data.val_files": str(folder / "test.parquet"),
         "data.seed": seed,
@@ -73,21 +95,30 @@ def run_folder(world: str, weights: str, seed: int, team: str) -> Path:
 
 
 def search(
-    config: Mapping[str, Any], world: str, weights: str, seed: int, policy: str, more: Sequence[str]
+    config: Mapping[str, Any], world: str, weights: str, seed: int, team: str, more: Sequence[str]
 ) -> tuple[Path, int]:
-    """Search, or go on with a search; return the chosen file and the tokens that it has cost."""
-    folder = run_folder(world, weights, seed, policy)
+    """Search, or go on with a search; return the chosen file and the tokens that it has cost.
+
+    Args:
+        config: `config.yaml`.
+        world, weights, seed: of the tasks and the model.
+        team: of `SEARCHES` or `SHORT`.
+        more: further `key=value`.
+    """
+    folder = run_folder(world, weights, seed, team)
     ledger = folder / "evolve" / "ledger.jsonl"
     if not ledger.exists() or events_of(ledger)[-1]["event"] != "chosen":
         start, parts = start_files(world, ROOT / "outputs" / "evolve_files")
         settings = config["common"] | config["worlds"][world] | config["search"][world]
+        if team in SHORT:
+            settings |= config[team]
         run_module(
             "agent_system.evolve",
             f"evolve.start=[{start}]",
             f"evolve.parts=[{parts}]",
-            f"evolve.policy={policy}",
+            f"evolve.policy={team if team in SEARCHES else SEARCHES[0]}",
             f"trainer.default_local_dir={folder}",
-            *overrides_of(settings | inputs(world, weights, seed)),
+            *overrides_of(settings | inputs(config, world, weights, seed)),
             *more,
         )
     tokens = sum(line["engine_tokens"] for line in events_of(ledger) if line["event"] in ("play", "confirm"))
@@ -112,7 +143,7 @@ def play(
     """
     folder = run_folder(world, weights, seed, "played")
     (folder / "evolve" / "teams").mkdir(parents=True, exist_ok=True)
-    settings = config["common"] | config["worlds"][world] | inputs(world, weights, seed)
+    settings = config["common"] | config["worlds"][world] | inputs(config, world, weights, seed)
     keys = [f"trainer.default_local_dir={folder}", *overrides_of(settings)]
     keys += [key for key in more if not key.startswith("evolve.")]
     every_file = ",".join(map(str, files.values()))
@@ -129,6 +160,22 @@ def play(
             )
             memory.commit()
             yield name, columns_of(result.episodes)
+
+
+def held_out_columns(ledger: Path) -> Row:
+    """Return the columns of the chosen file of a search, from its play of the held-out tasks."""
+    events = events_of(ledger)
+    chosen = events[-1]["file"]
+    rows = [row for e in events if e["event"] == "held_out" for row in e["episodes"].get(chosen, ())]
+    of_tasks = estimate_avg([row[0] for row in rows], range(len(rows)))
+    return {
+        "acc": round(of_tasks.value, 4),
+        "low": round(of_tasks.low, 4),
+        "high": round(of_tasks.high, 4),
+        "reply_tokens": round(sum(row[1] for row in rows) / len(rows), 2),
+        "prompt_tokens": None,
+        "critical_tokens": round(sum(row[2] for row in rows) / len(rows), 2),
+    }
 
 
 def columns_of(episodes: Sequence[EpisodeRecord]) -> Row:
@@ -159,14 +206,21 @@ def measure(
     files: dict[str, Path] = {}
     tokens: dict[str, int] = {}
     for team in teams:
-        if team in SEARCHES:
+        if team in (*SEARCHES, *SHORT):
             chosen, tokens[team] = search(config, world, weights, seed, team, more)
             files[team] = folder / f"{world}_{Path(weights).name}_seed{seed}_{team}.yaml"
             shutil.copy(chosen, files[team])
         else:
             files[team] = folder / f"{world}_{team}.yaml"
             TEAMS[world]()[team].save(files[team])
-    for team, columns in play(config, world, weights, seed, files, more):
+    columns_by_team = {
+        team: held_out_columns(run_folder(world, weights, seed, team) / "evolve" / "ledger.jsonl")
+        for team in SHORT
+        if team in files
+    }
+    others = {team: file for team, file in files.items() if team not in SHORT}
+    plays = play(config, world, weights, seed, others, more) if others else ()
+    for team, columns in chain(columns_by_team.items(), plays):
         row = dict(zip(COLUMNS, (world, weights, seed, team), strict=True))
         yield row | columns | {"search_tokens": tokens.get(team), "file": f"teams/{files[team].name}"}
 
@@ -218,7 +272,7 @@ def main() -> None:
     """Measure the rows of the command line that are missing, one after the other."""
     parser = make_parser(__doc__, HERE)
     parser.add_argument("--worlds", nargs="+", choices=tuple(PREPARE), default=list(PREPARE))
-    parser.add_argument("--weights", default=WARM, help="warm, or the folder of a model")
+    parser.add_argument("--weights", default=WARM, help="warm, trained, or the folder of a model")
     parser.add_argument("--teams", nargs="+", help="policies of a search and names of teams.py")
     parser.add_argument("--again", action="store_true", help="measure rows that are there again")
     args = parser.parse_args()

@@ -12,7 +12,15 @@ import pytest
 
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import roles_team
-from recipe.evolve.measure import COLUMNS, HERE, SEARCHES, at_equal_tokens, best_hand_written, table
+from recipe.evolve.measure import (
+    COLUMNS,
+    HERE,
+    SEARCHES,
+    at_equal_tokens,
+    best_hand_written,
+    held_out_columns,
+    table,
+)
 from recipe.evolve.prepare import PRODUCTS, SHARES, WORLD, EvolveCourse, all_tasks, some_products
 from recipe.evolve.teams import TEAMS
 
@@ -78,6 +86,17 @@ def test_the_script_searches_plays_and_keeps_rows(checkout: Path, tmp_path: Path
     assert Team.load(tmp_path / vote["file"]).key() == TEAMS["lookup"]()["vote_3"].key()
 
 
+def test_a_row_of_a_search_that_trained_is_of_its_own_play_of_the_held_out_tasks(tmp_path: Path) -> None:
+    batches = [{"a": [[1.0, 4, 2], [0.0, 6, 4]], "b": [[0.0, 1, 1]] * 2}, {"a": [[1.0, 2, 3]]}]
+    events = [{"event": "play", "episodes": {"a": [[0.0, 9, 9]]}}]
+    events += [{"event": "held_out", "episodes": batch} for batch in batches]
+    lines = [json.dumps(event) for event in [*events, {"event": "chosen", "file": "a"}]]
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    row = held_out_columns(tmp_path / "ledger.jsonl")
+    assert (row["acc"], row["reply_tokens"], row["critical_tokens"]) == (0.6667, 4.0, 3.0)
+    assert 0 < row["low"] < row["acc"] < row["high"] < 1
+
+
 def test_a_search_that_is_killed_at_random_moments_is_the_undisturbed_one(
     checkout: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +123,22 @@ def test_the_table_of_the_readme_is_that_of_the_committed_rows() -> None:
     for row in ROWS:
         assert (HERE / row["file"]).is_file()
         Team.load(HERE / row["file"])
+
+
+def test_the_rows_of_the_present_search_and_of_mathematics_are_in_the_readme() -> None:
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    again = json.loads((HERE / "again.json").read_text())
+    for line in table([*(row for row in ROWS if row["search_tokens"] is None), *again]):
+        assert f"{line}\n" in readme
+    for row in again:
+        assert Team.load(HERE / row["file"]).calls <= 32
+        assert row["acc"] >= at_equal_tokens(ROWS, "vote", row)["acc"] + 0.12
+    for row in (row for row in ROWS if row["world"] == "math"):
+        acc, low, high = (f"{100 * row[name]:.1f}" for name in ("acc", "low", "high"))
+        assert (
+            f"| {row['weights']} | {row['seed']} | {row['team']} | {acc} [{low}, {high}] | "
+            f"{row['reply_tokens']:.1f} |"
+        ) in readme
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,53 @@ def test_check_exits_with_three_if_an_alarm_is_raised(
     assert call(folder, "--out", out) == 0
 
 
+def left_by(folder: Path, **state: Any) -> Path:
+    """What a start leaves that has not come to its first step: run.json and config.yaml."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("data:\n  seed: 1\n")
+    start = {"started": time.time(), "from_step": None}
+    content = {"format": 1, "attempt": start, "step": 0, "heartbeat": time.time()} | state
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "status", "said"),
+    [
+        ("failed", "DiskError: full\nsecond line \x1b[2J", 4, "run: failed: DiskError: full second line \\x1b[2J"),
+        ("failed", None, 4, "run: failed: run.json has no error"),
+        ("failed", {"a": 1}, 4, 'run: failed: {"a": 1}'),
+        ("stopped", None, 0, ""),
+        ("done", None, 0, ""),
+        ("running", None, 0, ""),
+        (["failed"], None, 0, ""),
+    ],
+)  # fmt: skip
+def test_check_says_how_a_run_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: Any, error: Any, status: int, said: str
+) -> None:
+    folder = left_by(tmp_path / "run", state=state, error=error)
+    assert call(folder, "--check") == status
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == said if said else "failed" not in first
+    assert call(folder, "--check", "--json") == status
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["state"], run["error"]) == (state, error)
+    assert call(folder) == 0
+
+
+def test_a_failed_run_among_others_is_named_and_an_alarm_keeps_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list
+) -> None:
+    folders = [left_by(tmp_path / name, state=name) for name in ("done", "failed")]
+    arguments = (*folders, "--check", "--out", tmp_path / "page.html")
+    assert call(*arguments) == 4
+    assert "failed: failed: " in capsys.readouterr().out
+    alarms.append(ALARM)
+    assert call(*arguments) == 3
+    assert "failed: failed: " in capsys.readouterr().out
+
+
 def test_what_a_model_wrote_cannot_steer_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list
 ) -> None:
@@ -95,6 +143,42 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(
     assert "<title>run \\udcff - " in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "remedies", "said"),
+    [
+        ("One. Two.", ["a=1"], "One. Two; try a=1 ("),
+        ("One. Two", ["a=1", "b"], "One. Two; try a=1, b ("),
+        ("Groups of 0.5.", [], "Groups of 0.5. ("),
+        (None, ["a"], "None; try a ("),
+    ],
+)  # fmt: skip
+def test_the_text_of_an_alarm_and_its_remedies_are_one_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    alarms: list,
+    text: Any,
+    remedies: list[str],
+    said: str,
+) -> None:
+    folder = small_run(tmp_path / "run")
+    alarms.append(ALARM | {"text": text, "try": remedies})
+    assert call(folder) == 0
+    assert f": {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("val_before", "steps"), [(True, 4), (False, 4), (True, 1)])
+def test_json_counts_the_steps_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list, val_before: bool, steps: int
+) -> None:
+    folder = small_run(tmp_path / "run", steps=steps)
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    assert json.loads(lines[0])["step"] == 0
+    metrics.write_text("".join(lines if val_before else lines[1:]))
+    assert call(folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["steps"] == steps
+
+
 def test_json_has_the_address_of_each_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], alarms: list
 ) -> None:
@@ -104,7 +188,7 @@ def test_json_has_the_address_of_each_alarm(
     said = json.loads(capsys.readouterr().out)
     (run,) = said["runs"]
     assert run["alarms"] == [ALARM | {"address": f"{folder}/report.html#/overview?run=0&alarm=9"}]
-    assert (run["state"], run["steps"], run["episodes"], run["left_out_texts"]) == ("done", 3, 18, 0)
+    assert (run["state"], run["steps"], run["episodes"], run["left_out_texts"]) == ("done", 2, 18, 0)
     assert said["bytes"] == (folder / "report.html").stat().st_size and run["accuracy"]["after"]["n"] == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,27 @@ def test_a_start_that_has_not_read_its_checkpoint_hides_nothing(tmp_path: Path) 
     run = run_at(folder)
     assert sorted(set(column(run["episodes"], "step"))) == [0, 1, 2, 3]
     assert "the last start has not come to its first step: the rest is of a start before it" in run["notes"]
+
+
+@pytest.mark.parametrize(
+    "left", [None, "metrics", "timeline", "trajectories", "credit", "audit", "checkpoints"]
+)
+def test_an_earlier_start_is_named_where_it_has_left_something(tmp_path: Path, left: str | None) -> None:
+    folder = small_run(tmp_path / "run")
+    checkpoint = folder / "checkpoints" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
+    (folder / "audit").mkdir()
+    (folder / "audit" / "step_2.json").write_text("{}")
+    state_of(folder, attempt={"started": 1_700_000_000, "from_step": None}, state="running")
+    for path in [*folder.iterdir()]:
+        if path.name not in ("run.json", "config.yaml") and path.stem != left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # that of a start which has not come to its first step either
+    (folder / "run.0.json").write_text("{}")
+    notes = [note for note in run_at(folder)["notes"] if note.startswith("the last start ")]
+    rest = "there is nothing of it yet" if left is None else "the rest is of a start before it"
+    assert notes == [f"the last start has not come to its first step: {rest}"]
 
 
 @pytest.mark.parametrize("version", ["new", "old"])

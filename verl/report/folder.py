@@ -241,13 +241,17 @@ class RunFolder:
         last = self._last_step
         return last is not None and step > last and modified < self.metrics.modified - _CLOCK
 
+    def _has_steps(self) -> bool:
+        """Return whether there is something that only a start writes that comes to its first step."""
+        parts = (self.metric_rows, self.timeline.rows, self.episode_files, self.credit, self.audit)
+        return any(parts) or bool(self.trainer_state)
+
     def _note_what_is_missing(self) -> None:
         if self.state is None:
             self.notes.append("no run.json: the run is of an older version, or its file is damaged")
         elif self.from_step is None:
-            self.notes.append(
-                "the last start has not come to its first step: the rest is of a start before it"
-            )
+            rest = "the rest is of a start before it" if self._has_steps() else "there is nothing of it yet"
+            self.notes.append(f"the last start has not come to its first step: {rest}")
         elif self.from_step:
             self.notes.append(f"resumed from step {self.from_step}")
         if not self.metric_rows:

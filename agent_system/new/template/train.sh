@@ -11,10 +11,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=outputs/my_flow
 mkdir -p "$OUT"
 
-# Tasks: training needs a jsonl or parquet file of rows like these.
-for n in 10 20 30 40 50 60 70 80; do
+# Tasks: training needs a jsonl or parquet file of rows like these, and validation one of others.
+for n in 10 20 30 40 50 60 70 80 45 55; do
   echo "{\"prompt\": \"Describe rain in exactly $n characters.\", \"reward_model\": {\"ground_truth\": \"$n\"}}"
 done > "$OUT/tasks.jsonl"
+head -n 8 "$OUT/tasks.jsonl" > "$OUT/train.jsonl"
+tail -n 2 "$OUT/tasks.jsonl" > "$OUT/val.jsonl"
 
 if [ -z "${MODEL_PATH:-}" ]; then
   MODEL_PATH=$OUT/tiny_model
@@ -23,6 +25,6 @@ fi
 
 python -m verl.trainer.main_ppo \
   agent.plugins='[my_flow]' agent.orchestra_type=my_flow agent.agent_ids='[Writer,Editor]' env.env_name=my_flow \
-  actor_rollout_ref.model.path="$MODEL_PATH" data.train_files="$OUT/tasks.jsonl" data.val_files="$OUT/tasks.jsonl" \
+  actor_rollout_ref.model.path="$MODEL_PATH" data.train_files="$OUT/train.jsonl" data.val_files="$OUT/val.jsonl" \
   data.train_batch_size=4 data.max_prompt_length=256 data.max_response_length=32 env.rollout.n=4 \
   trainer.experiment_name=my_flow trainer.controller=local trainer.total_training_steps=2 "$@"

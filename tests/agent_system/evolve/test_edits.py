@@ -290,6 +290,16 @@ def test_the_same_seed_draws_the_same_edits(start: Team, parts: Parts) -> None:
     assert draw() == draw()
 
 
+def test_a_random_check_is_not_of_a_verdict(parts: Parts) -> None:
+    team = hand_written(3, 1)
+    checked = set()
+    for seed in range(100):
+        drawn = draw_team(team, parts, [], random.Random(seed), votes=True)
+        assert drawn is not None
+        checked |= {edit["at"] for edit in dump(drawn[0])[:1] if edit["op"] == "check"}
+    assert "do[0].do[0]" in checked and "do[0].do[1]" not in checked
+
+
 def test_places() -> None:
     assert path_of("do[0].else[1].parallel[0][2]") == ("do", 0, "else", 1, "parallel", 0, 2)
     for text in ("do[0", "do..[x]", "do[-1]", "do[0]; rm"):

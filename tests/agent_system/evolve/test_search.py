@@ -26,7 +26,7 @@ from agent_system.evolve.edits import Parts
 from agent_system.evolve.evaluate import Batch, PlayedEpisode
 from agent_system.evolve.ledger import LedgerError
 from agent_system.evolve.report import report
-from agent_system.evolve.search import FINALISTS, TeamSearch
+from agent_system.evolve.search import FINALISTS, TeamSearch, plays_like
 from agent_system.workflows.graph.team import Team
 from benchmarks.shared.scripted_lookup import ScriptedPlayer, hand_written
 from tests.agent_system.evolve.conftest import MakeSearch
@@ -309,7 +309,7 @@ def test_the_front_the_finalists_and_the_cheaper_of_two_near_ties(start: Team) -
     archive = Archive(0.0, 0.02, [candidate(i, start, s, t, t, 1000) for i, (s, t) in enumerate(scores)])
     assert [c.number for c in pareto_front(archive.whole, lambda c: c.episodes)] == [0, 1, 3, 4]
     assert archive.incumbent().number == 3, "0.605 is less than the margin better, for twice the tokens"
-    assert [c.number for c in archive.finalists(FINALISTS)] == [0, 1, 3, 4, 5, 6]
+    assert [c.number for c in archive.finalists(4)] == [0, 1, 3, 4, 5, 6]
 
 
 async def test_fresh_tasks_alone_choose(make_search: MakeSearch) -> None:
@@ -353,6 +353,34 @@ async def test_a_finalist_that_is_clearly_worse_plays_no_more_and_stays_in_the_f
     tokens = [mean_tokens(c.confirmed) for c in front]
     assert tokens == sorted(tokens) and min(finalists, key=lambda c: mean_tokens(c.confirmed)) is front[0]
     assert front[0] in fewer, "few tokens are worth a place, whatever they reach"
+
+
+def test_of_files_with_equal_scores_on_all_tasks_the_cheapest_is_a_finalist(start: Team) -> None:
+    scores = [(0.25, 8), (0.5, 16), (0.5, 12), (0.5, 14), (0.75, 40)]
+    archive = Archive(0.001, 0.01, [candidate(i, start, s, t, t) for i, (s, t) in enumerate(scores)])
+    assert [c.number for c in archive.finalists(2)] == [0, 2, 4]
+
+
+def test_a_file_with_the_scores_of_any_earlier_one_is_not_kept(start: Team) -> None:
+    earlier = candidate(0, start, 0.5, 8, 8)
+    assert plays_like(candidate(1, start, 1.0, 8, 8, tasks=32), earlier)
+    assert not plays_like(candidate(2, start, 1.0, 7, 7, tasks=32), earlier), "it is cheaper"
+    assert not plays_like(candidate(3, start, 0.75, 8, 8, tasks=32), earlier)
+    assert not plays_like(earlier, candidate(4, start, 1.0, 8, 8, tasks=32)), "that one fell before"
+
+
+async def test_the_better_half_of_the_finalists_plays_on(make_search: MakeSearch) -> None:
+    search = make_search(tasks=64, confirm=256, generations=8, children=4)
+    await search.run()
+    finalists = [c for c in search.archive.candidates if c.confirmed]
+    assert len(finalists) > FINALISTS
+    half = [c for c in finalists if len(c.confirmed) > 64]
+    quarter = [c for c in half if len(c.confirmed) > 128]
+    assert 2 <= len(half) <= (len(finalists) + 1) // 2 and 1 <= len(quarter) <= max((len(half) + 1) // 2, 2)
+    for first, others in ((64, half), (128, quarter)):
+        left_out = [c for c in finalists if len(c.confirmed) == first]
+        worst = min(search.archive.mean_utility(c.confirmed[:first]) for c in others)
+        assert all(search.archive.mean_utility(c.confirmed) <= worst for c in left_out)
 
 
 def test_the_order_of_the_world_is_that_of_its_rates(parts: Parts) -> None:

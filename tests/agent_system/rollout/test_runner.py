@@ -362,6 +362,20 @@ async def test_an_unknown_agent_is_named_with_those_that_exist(make_collector, s
     assert "did you mean 'Verifier'" in episode.failure
 
 
+@pytest.mark.parametrize("value", ["nothing", "projection"])
+async def test_an_orchestra_that_returns_no_action_is_named_and_not_its_environment(
+    make_collector, scripted, value: str
+) -> None:
+    class Forgets(Pair):
+        async def run(self, turn: Turn) -> Any:
+            done = await turn.act("Solver")
+            return done if value == "projection" else None
+
+    episode = await one(make_collector(scripted(), orchestra=Forgets(), max_failure_rate=1.0))
+    assert "Forgets.run() must return the action that goes to env.step" in episode.failure
+    assert "found Projection" in episode.failure or "found NoneType" in episode.failure
+
+
 async def test_an_orchestra_that_raises_turn_over_itself_fails(make_collector, scripted) -> None:
     class Raises(Pair):
         async def run(self, turn: Turn) -> str:

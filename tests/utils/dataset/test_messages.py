@@ -413,7 +413,7 @@ MIXED_TRUTHS = [
 
 @pytest.mark.parametrize("truth", MIXED_TRUTHS)
 def test_cells_of_json_are_what_was_written(tmp_path, truth):
-    """As `datasets` 5 stores columns whose rows have texts here and lists there: `"Paris"` with its quotes."""
+    """As `datasets` 5 stores columns of texts and lists: `"Paris"` with its quotes."""
 
     def cell(value):
         is_json = isinstance(value, str) and value in ("7", "007", "null", "1e3")

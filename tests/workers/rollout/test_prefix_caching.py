@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig
 
 from tests.workers.rollout.conftest import (
     EVERYONE,
@@ -311,3 +313,28 @@ async def test_a_text_that_began_with_keys_that_were_no_numbers_is_kept_whole_wi
     engine.update_weights(weights, version=2)
     assert (await first)[0].token_ids == expected
     assert (await engine.generate(asked("again")))[0].token_ids == expected
+
+
+@pytest.mark.parametrize("family", [MistralConfig, Gemma3TextConfig])
+async def test_what_slots_without_a_reply_write_stays_a_number_under_a_window(family):
+    """A step is as long as the longest reply: of a free slot with a longer text no key within the window
+    is looked at.
+    """
+    config = family(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, sliding_window=24,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+
+    def engine(caching: bool) -> HFEngine:
+        return HFEngine(
+            copy.deepcopy(model), max_num_seqs=2, max_model_len=320, enable_prefix_caching=caching
+        )
+
+    long, short, middle = [
+        request(size, tokens, seed=size) for size, tokens in ((200, 4), (6, 20), (150, 100))
+    ]
+    reused = engine(True)
+    for one in (long, short, short, middle, long, short, middle):
+        assert await reused.generate(one) == await engine(False).generate(one)

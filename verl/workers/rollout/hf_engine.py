@@ -284,13 +284,16 @@ class HFEngine:
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
         """If the loop failed, fail all of its requests with the cause; the engine stays usable."""
         if task.cancelled():
+            # A run that ends, by an error of its own too, is no failure of the engine.
             cause: BaseException | None = RolloutError("the engine's event loop was closed")
+            level = logging.DEBUG
         else:
             cause = task.exception()
+            level = logging.ERROR
         if cause is None:
             self._kick()
             return
-        logger.error("the engine's loop failed", exc_info=cause)
+        logger.log(level, "the engine's loop failed", exc_info=cause)
         for entry in list(self._pending.values()):
             self._fail(entry.ticket, f"the engine's loop failed: {type(cause).__name__}: {cause}")
         # A step that failed may have left slots and queue in any state.

@@ -305,7 +305,9 @@ class SlotCache(Cache):
             return SlotMask(
                 tuple(self._reading(visible, reach, place.start, tokens) for place in self.places)
             )
-        query = self._positions[:, None]
+        # A row without a reply may be behind the last key that is read: under a window it would attend
+        # to none, and what it writes would be no number, which reaches later replies of its slot.
+        query = self._positions.clamp(max=self._length - 1)[:, None]
         key = self._columns[: self._length]
         rows = self._all_rows[: len(self._positions), None]
         hidden = key > query if visible is causal_mask_function else ~visible(rows, self._zero, query, key)
