@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 
 from agent_system.launch.audit import audit
 from agent_system.launch.checks import USER_ERRORS
-from agent_system.launch.train import log_to_terminal
 from agent_system.replay.arms import AuditSize
-from verl.trainer.config.command import fail
+from verl.trainer.config.command import fail, log_to_terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

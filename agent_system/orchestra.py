@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv, Outcome
 from agent_system.errors import AgentSystemError
-from agent_system.memory import Memory, SimpleMemory
+from agent_system.memory import Memory, SimpleMemory, SummaryMemory
 from agent_system.options import NoOptions, build_options
 from agent_system.projection import Projection
 from agent_system.turn import Turn, TurnOver
@@ -128,3 +128,29 @@ class BaseOrchestra(ABC):
     @abstractmethod
     async def run(self, turn: Turn) -> Any:
         """Play one turn and return the action that goes to `env.step`."""
+
+
+def check_members(
+    orchestra: BaseOrchestra,
+    agents: Mapping[str, BaseAgent],
+    make_env: Callable[[int], BaseEnv],
+    temperatures: Mapping[str, Sequence[float]],
+    *,
+    forks: bool,
+) -> None:
+    """Raise AgentSystemError for agents and an environment that do not fit the orchestra; arguments
+    are those of its `check` and `check_agents`.
+    """
+    orchestra.check_agents(temperatures)
+    missing = [name for name in orchestra.agents if name not in temperatures]
+    if missing:
+        raise AgentSystemError(
+            f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
+            f"agent.agent_ids lists: {', '.join(temperatures) or 'none'}"
+        )
+    orchestra.check(agents, make_env, forks=forks)
+    if issubclass(orchestra.memory_class, SummaryMemory):
+        raise AgentSystemError(
+            f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
+            "which an agent writes; make it the memory_class of an agent"
+        )

@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from agent_system.agent import BaseAgent
 from agent_system.environment import BaseEnv
@@ -141,6 +141,22 @@ RewardManagerRegistry: ClassRegistry[RewardManager] = ClassRegistry(
 )
 
 
+def make_team(
+    orchestra_type: str, env_name: str, agent_ids: Iterable[str], options: Mapping[str, Any] | None
+) -> tuple[BaseOrchestra, dict[str, BaseAgent]]:
+    """Return the orchestra, and the agents that it describes or, else, whose classes are registered.
+
+    Raises AgentSystemError for an unknown name or option.
+    """
+    orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(options, orchestra_type)
+    agents = {
+        name: orchestra.make_agent(name, env_name)
+        or AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
+        for name in agent_ids
+    }
+    return orchestra, agents
+
+
 def built_in_workflows() -> list[str]:
     """Return the names of the built-in workflow packages, imported or not."""
     package = importlib.import_module(_WORKFLOWS)
@@ -171,7 +187,8 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
     names of all these modules.
 
     Raises:
-        AgentSystemError: a module named in `modules`, or one that it imports, does not exist.
+        AgentSystemError: a module named in `modules`, or one that it imports, does not exist or is
+            not Python.
     """
     # before a module binds functions of `signal`
     support_main_thread_calls()
@@ -187,6 +204,11 @@ def load_plugins(modules: Iterable[str] = ()) -> list[str]:
             raise AgentSystemError(
                 f"agent.plugins names the module {module!r}, which Python cannot find; install the "
                 "package or add its folder to PYTHONPATH"
+            ) from error
+        except SyntaxError as error:
+            place = f"{error.filename}, line {error.lineno}"
+            raise AgentSystemError(
+                f"agent.plugins: {module!r} is not Python: {place}: {error.msg}"
             ) from error
         loaded.append(module)
     for entry in entry_points(group=PLUGIN_GROUP):

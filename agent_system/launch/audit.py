@@ -22,10 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agent_system.errors import AgentSystemError
+from agent_system.launch.before_models import check_team
 from agent_system.launch.checks import build_datasets, prompt_measures, start_sandbox
 from agent_system.launch.collector import build_collector, build_reward_model, check_endpoints
 from agent_system.launch.env_workers import env_workers
-from agent_system.launch.first_checks import check_team
 from agent_system.record import EpisodeRecord
 from agent_system.replay.arms import (
     ArmPlayer,

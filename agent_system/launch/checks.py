@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from agent_system.agent import BaseAgent
 from agent_system.errors import AgentSystemError
-from agent_system.launch.collector import build_collector, check_endpoints, orchestra_options
-from agent_system.launch.env_workers import check_cpus
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_before_models, needs_sandbox
+from agent_system.launch.collector import build_collector, check_endpoints
 from agent_system.options import build_options
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+from agent_system.registry import EnvRegistry
 from agent_system.rollout import TooManyFailuresError
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector
@@ -35,14 +33,11 @@ from verl.trainer.config import (
     DataConfig,
     EnvConfig,
     RunConfig,
-    SandboxConfig,
     TrainerConfig,
 )
 from verl.trainer.config.spec import ConfigError
-from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import (
     load_group_tokenizer,
-    resolve_defaults,
     run_dir_of,
     steps_of_run,
 )
@@ -58,7 +53,6 @@ from verl.utils.data_file import DatasetError
 from verl.utils.dataset import PromptMeasure, RLHFDataset, build_loader
 from verl.utils.dataset.files import Row
 from verl.utils.disk import DiskError
-from verl.utils.tracking import check_backends
 
 logger = logging.getLogger(__name__)
 
@@ -72,40 +66,11 @@ USER_ERRORS = (
 
 
 def start_sandbox(config: RunConfig) -> None:
-    """Start the sandbox of a run whose environment runs programs or whose agents write some, and
-    log its isolation level.
-
-    Raises AgentSystemError when the level is below `sandbox.min_level`, and for keys under
-    `sandbox` that have no effect.
+    """Start the sandbox of a run that needs one, and log its isolation level. Raises
+    AgentSystemError as `needs_sandbox`, and when the level is below `sandbox.min_level`.
     """
-    sandbox = config.sandbox
-    team = config.agent.orchestra_type
-    orchestra = OrchestraRegistry.get(team, env=config.env.env_name).from_options(
-        orchestra_options(config.agent, config.gateway), team
-    )
-    agents = [
-        AgentRegistry.get(name, orchestra=team, env=config.env.env_name) for name in config.agent.agent_ids
-    ]
-    cls = EnvRegistry.get(config.env.env_name)
-    env = cls(build_options(cls.config_class, config.env.params, "env.params"))
-    if env.uses_sandbox or orchestra.uses_sandbox or any(a.calls_tools and _runs_programs(a) for a in agents):
-        configure(sandbox)
-    elif sandbox != SandboxConfig():
-        changed = [
-            f"sandbox.{name}"
-            for name, value in vars(sandbox).items()
-            if value != getattr(SandboxConfig(), name)
-        ]
-        raise AgentSystemError(
-            f"{', '.join(changed)} has no effect: env.env_name={config.env.env_name} runs no "
-            f"programs, and with the options of agent.orchestra.{team} the agents write none"
-        )
-
-
-def _runs_programs(agent: type[BaseAgent]) -> bool:
-    from agent_system.tools import runs_programs  # tools, which most teams do not have
-
-    return runs_programs(agent)
+    if needs_sandbox(config.agent, config.env, config.gateway, config.sandbox):
+        configure(config.sandbox)
 
 
 def prompt_measures(collector: Collector) -> list[PromptMeasure]:
@@ -240,22 +205,9 @@ def check_run(config: RunConfig) -> CheckedRun:
     """Check a configuration before Ray starts and before a model loads. Raise one of `USER_ERRORS`
     for an error in it.
     """
-    if config.algorithm.preset is not None:
-        from verl.trainer.plan.presets import describe_preset  # of this key alone
-
-        logger.info(describe_preset(config))
-    resolve_defaults(config)
-    check_team(config)
-    plan = resolve(config)
-    check_cpus(config, plan)
-    env = EnvRegistry.get(config.env.env_name)
-    if config.env.workers.num and env.overrides("check_workers"):
-        env(build_options(env.config_class, config.env.params, "env.params")).check_workers()
-    start_sandbox(config)
-    try:
-        check_backends(config.trainer.logger)
-    except (ValueError, ModuleNotFoundError) as error:
-        raise ConfigError(str(error)) from error
+    plan, runs_programs = check_before_models(config)
+    if runs_programs:
+        configure(config.sandbox)
     # Checks of models load the trainer and the engines: behind those that need neither.
     from verl.trainer import model_checks
     from verl.trainer.exactness_checks import check_exactness

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_system.errors import AgentSystemError
+from agent_system.launch.before_models import orchestra_options
 from agent_system.rollout.binding import AgentBinding
 from agent_system.rollout.collector import Collector
 from agent_system.rollout.remote import RemoteBinding
 from agent_system.rollout.settings import CollectorSettings
 from verl.models.loader import stop_token_ids
 from verl.protocol.generate import RolloutError, SamplingParams
-from verl.trainer.config import AgentConfig, DataConfig, GatewayConfig, RewardConfig, RunConfig
+from verl.trainer.config import DataConfig, RewardConfig, RunConfig
 from verl.trainer.config.algorithm import REWARD_FIELDS
 from verl.trainer.config.reward_model import CLASSIFIER
 from verl.trainer.config.spec import ConfigError
@@ -92,23 +92,6 @@ def _reward_terms(plan: RunPlan) -> dict[str, list[str]]:
                 name for name in agent.algorithm.gdpo_reward_keys or () if name not in REWARD_FIELDS
             ]
     return terms_by_agent
-
-
-def orchestra_options(agent: AgentConfig, gateway: GatewayConfig) -> dict[str, Any]:
-    """Return the options of the orchestra; those of a gateway are the team and the keys under
-    `gateway`.
-
-    Raises AgentSystemError for others of a gateway.
-    """
-    options = dict(agent.orchestra.get(agent.orchestra_type) or {})
-    if agent.orchestra_type != "gateway":
-        return options
-    if options:
-        raise AgentSystemError(
-            f"agent.orchestra.gateway.{next(iter(options))} has no effect; the team is "
-            "agent.team, and its options are the keys under gateway"
-        )
-    return {"team": agent.team, "keys": gateway}
 
 
 def build_reward_model(

@@ -29,7 +29,7 @@ COMMANDS = {
     "check": (
         "agent_system.launch.first_checks",
         (),
-        "whether keys, values, names and data files are right, in a second: key=value ...",
+        "what a training would refuse before it reads a model, in a second or two: key=value ...",
     ),
     "check-model": (
         "agent_system.launch.check_model",

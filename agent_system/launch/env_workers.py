@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from agent_system.env_workers import EnvSource
 from agent_system.registry import EnvRegistry
 from agent_system.rollout.settings import ENV_THREADS
-from verl.trainer.config import RunConfig
+from verl.trainer.config import CollectConfig, RayInitConfig, RunConfig, TrainerConfig
+from verl.trainer.config.run import EnvWorkersConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.devices import count_devices
 from verl.trainer.plan.placement import Placement
@@ -23,17 +24,22 @@ if TYPE_CHECKING:
     from agent_system.env_workers.messages import Transport
 
 
-def check_cpus(config: RunConfig, placement: Placement) -> None:
+def check_cpus(
+    keys: EnvWorkersConfig,
+    trainer: TrainerConfig,
+    rollout: CollectConfig,
+    ray_init: RayInitConfig,
+    placement: Placement,
+) -> None:
     """Raise ConfigError if the workers of `env.workers` reserve more CPUs than Ray has free.
 
     Without a running Ray, the size of the private cluster to start counts; a cluster to join is
     only known once it is joined.
     """
-    keys = config.env.workers
-    free = free_cpus(config.trainer, config.ray_init) if config.env.workers.num else None
+    free = free_cpus(trainer, ray_init) if keys.num else None
     if free is None:
         return
-    free -= BUNDLE_CPUS * count_devices(config.trainer, config.rollout) if placement.groups else 0.0
+    free -= BUNDLE_CPUS * count_devices(trainer, rollout) if placement.groups else 0.0
     if keys.num * keys.cpus > free:
         raise ConfigError(
             f"env.workers.num={keys.num} and env.workers.cpus={keys.cpus:g} reserve "

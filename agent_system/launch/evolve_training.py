@@ -20,7 +20,7 @@ from typing import Any
 
 from agent_system.errors import AgentSystemError
 from agent_system.evolve.edits import Value, agents_of, normal, parts_agent, walk
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from agent_system.rollout.seeds import stable_seed
 from agent_system.workflows.graph.team import Team
 from verl.trainer.config import RunConfig
@@ -280,8 +280,9 @@ def main() -> None:
     """Train with the configuration of a file; errors as those of `verl-mas train`."""
     from omegaconf import OmegaConf
 
-    from agent_system.launch.train import entry, log_to_terminal, run
+    from agent_system.launch.train import entry, run
     from agent_system.registry import load_plugins
+    from verl.trainer.config.command import log_to_terminal
     from verl.workers.rollout.vllm.process import PARENT, end_with
 
     if PARENT in os.environ:

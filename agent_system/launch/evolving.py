@@ -30,6 +30,7 @@ from agent_system.evolve.replay import ReplayClient, ReplayMemory
 from agent_system.evolve.report import write_report
 from agent_system.evolve.search import AskModel, SearchInputs, TeamSearch
 from agent_system.evolve.settings import EvolveConfig, EvolveSettings
+from agent_system.launch.before_models import check_team
 from agent_system.launch.checks import USER_ERRORS, build_datasets, prompt_measures, start_sandbox
 from agent_system.launch.collector import (
     agent_bindings,
@@ -39,8 +40,6 @@ from agent_system.launch.collector import (
 )
 from agent_system.launch.env_workers import env_workers
 from agent_system.launch.evolve_training import GenerationTraining, adapter_hash
-from agent_system.launch.first_checks import check_team
-from agent_system.launch.train import log_to_terminal
 from agent_system.memory import SimpleMemory
 from agent_system.options import build_options
 from agent_system.registry import EnvRegistry
@@ -53,7 +52,7 @@ from agent_system.workflows.graph import GraphOptions, GraphOrchestra, Team
 from verl.models.fingerprint import model_fingerprint
 from verl.protocol.generate import RolloutError
 from verl.trainer.config import RunConfig
-from verl.trainer.config.command import fail, key_of
+from verl.trainer.config.command import fail, key_of, log_to_terminal
 from verl.trainer.config.spec import ConfigError, keys
 from verl.trainer.model_checks import check_vllm
 from verl.trainer.plan.checks import check_untrained

@@ -1,79 +1,91 @@
-"""The first checks of a command line: keys, values, names of the team and data files, in a second or
-two, before torch is imported.
-"""
+"""The checks of a command line before models: those of `check_before_models`, in a second or two."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
 from agent_system.errors import AgentSystemError
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins
-from verl.trainer.config import RunConfig
-from verl.trainer.config.command import fail
-from verl.trainer.plan.checks import check_command_line
-from verl.utils.data_file import DatasetError, check_data_file, data_files
+from agent_system.launch.before_models import check_before_models
+from verl.trainer.config import RewardConfig, RunConfig, TrainerConfig
+from verl.trainer.config.command import fail, log_to_terminal
+from verl.trainer.plan.check_keys import check_command_line
+from verl.trainer.plan.command_line import prepare, report_config_errors
+from verl.trainer.plan.run import RunPlan
+from verl.trainer.ppo.controller import ControllerError
+from verl.utils.data_file import DatasetError
+
+USAGE = """usage: verl-mas check key=value ...
+
+Make the checks that a training with the same keys makes before it reads a model: keys, values, keys
+without an effect, names, options and files of the team, trackers, devices and data files. Starts
+nothing and writes nothing. Exit status 0: they are right; 1: one error on stderr.
+"""
 
 
 def first_checks(arguments: Sequence[str]) -> bool:
     """End the process with a one-line error if a command line is invalid; else return whether it was
     checked. The run checks it again.
 
-    Left to the run are warnings, models, the content of data files, command lines with options of
-    Hydra (`--cfg`) and errors of plug-ins.
+    Left to the run are warnings, models, the content of data files, and command lines with options
+    of Hydra (`--cfg`).
     """
-    config = check_command_line(arguments, load_plugins)
-    if config is None:
+    if any(word.startswith("-") for word in arguments):
         return False
-    data = config.data
+    logging.disable()
     try:
-        check_team(config)
-        if config.trainer.val_only and not data.val_files:
-            raise DatasetError("trainer.val_only=true needs data.val_files")
-        files = [] if config.trainer.val_only else data_files(data.train_files)
-        files += data_files(data.val_files) if data.val_files else []
-        for file in files:
-            check_data_file(file)
-    except (AgentSystemError, DatasetError) as error:
-        fail(str(error), 1)
+        _check(arguments)
+    finally:
+        logging.disable(logging.NOTSET)
     return True
 
 
-def check_team(config: RunConfig) -> None:
-    """Look up every name of the team; add the modules of installed entry points to `agent.plugins`,
-    for the workers.
+def _check(arguments: Sequence[str]) -> tuple[RunConfig, RunPlan, bool]:
+    """Return the configuration with what `check_before_models` returns; end the process as `first_checks`."""
+    try:
+        return check_command_line(arguments, lambda config: (config, *check_before_models(config)))
+    except (AgentSystemError, ControllerError, DatasetError) as error:
+        fail(str(error), 1)
 
-    Raises AgentSystemError listing the registered names.
-    """
-    config.agent.plugins = load_plugins(config.agent.plugins)
-    orchestra = OrchestraRegistry.get(config.agent.orchestra_type, env=config.env.env_name)
-    for agent_id in (*config.agent.agent_ids, *orchestra.agents):
-        AgentRegistry.get(agent_id, orchestra=config.agent.orchestra_type, env=config.env.env_name)
-    missing = [a for a in orchestra.agents if a not in config.agent.agent_ids]
-    if missing:
-        raise AgentSystemError(
-            f"orchestra '{config.agent.orchestra_type}' needs {missing}, which "
-            f"agent.agent_ids={config.agent.agent_ids} lacks"
-        )
-    env = EnvRegistry.get(config.env.env_name)
-    if config.rollout.sampling == "tree":
-        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
-        check_tree_env(env, config.reward)
-    unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
-    if unknown:
-        raise AgentSystemError(
-            f"agent.orchestra.{unknown[0]} has no effect: agent.orchestra_type is "
-            f"'{config.agent.orchestra_type}', whose options are "
-            f"agent.orchestra.{config.agent.orchestra_type}.<option>"
-        )
+def _not_checked(trainer: TrainerConfig, reward: RewardConfig, plan: RunPlan, sandbox: bool) -> list[str]:
+    """Return what only a run can find out."""
+    parts = ["models and whether they fit the memory", "the length of prompts"]
+    if sandbox:
+        parts.append("the sandbox of this machine")
+    if "wandb" in trainer.logger:
+        parts.append("the login at wandb")
+    if trainer.controller == "ray":
+        parts.append("the devices and CPUs of Ray's nodes")
+    if plan.api or reward.model.kind == "api":
+        parts.append("servers behind APIs")
+    if reward.custom_reward_function.path is not None:
+        parts.append("the reward function")
+    return parts
 
 
 def main() -> None:
     """Check the arguments of the process: `verl-mas check`."""
-    if not first_checks(sys.argv[1:]):
-        fail("not checked: options of Hydra, or a module of agent.plugins that cannot be imported", 1)
-    sys.stdout.write("keys, values, names and data files are right; the run checks its models\n")
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & {*arguments}:
+        sys.stdout.write(USAGE)
+        return
+    if options := [word for word in arguments if word.startswith("-")]:
+        fail(
+            f"not checked: {options[0]} is an option of Hydra, not a key; verl-mas check reads "
+            "key=value ... alone: leave it out",
+            1,
+        )
+    log_to_terminal()
+    with report_config_errors(arguments):
+        if warning := prepare(arguments).warning():
+            logging.getLogger(__name__).warning(warning)
+    config, plan, runs_programs = _check(arguments)
+    unchecked = _not_checked(config.trainer, config.reward, plan, runs_programs)
+    sys.stdout.write(
+        f"keys, values, names, the team and data files are right; not checked: {', '.join(unchecked)}\n"
+    )
 
 
 if __name__ == "__main__":

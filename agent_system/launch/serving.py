@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from agent_system.conversation import Conversation
 from agent_system.environment import BaseEnv
+from agent_system.launch.before_models import check_team
 from agent_system.launch.checks import start_sandbox
 from agent_system.launch.collector import build_collector, check_endpoints
-from agent_system.launch.first_checks import check_team
 from agent_system.registry import EnvRegistry
 from agent_system.rollout.collector import Collector
 from agent_system.sandbox import close_shared

@@ -21,7 +21,7 @@ from agent_system.launch.env_workers import check_cpus, env_workers
 from agent_system.sandbox import close_shared
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.trainer.config import RunConfig
-from verl.trainer.config.command import fail
+from verl.trainer.config.command import fail, log_to_terminal
 from verl.trainer.plan.command_line import (
     explain,
     prepare,
@@ -76,7 +76,7 @@ def run(config: RunConfig) -> RayPPOTrainer:
         started.callback(close_shared)
         controller = build_controller(config)
         started.callback(controller.shutdown)
-        check_cpus(config, plan)
+        check_cpus(config.env.workers, config.trainer, config.rollout, config.ray_init, plan)
         started.enter_context(stopping_at_once())
         team = TeamWorkers(config, plan, controller, run_dir / "logs")
         started.callback(team.shutdown)
@@ -135,15 +135,6 @@ def entry(task: Callable[[RunConfig], RayPPOTrainer]) -> Callable[[DictConfig], 
 def main(cfg: DictConfig) -> None:
     """Train with the configuration that Hydra has read."""
     entry(run)(cfg)
-
-
-def log_to_terminal() -> None:
-    """Write this project's messages from INFO on, and those of libraries from WARNING on:
-    frameworks of teams log every request.
-    """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for package in ("agent_system", "verl", "recipe"):
-        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def cli() -> None:

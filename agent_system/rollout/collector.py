@@ -16,11 +16,11 @@ from agent_system.agent import BaseAgent, own_data
 from agent_system.env_caller import EnvCaller, EnvHandle
 from agent_system.environment import BaseEnv, Task
 from agent_system.errors import AgentSystemError
-from agent_system.memory import Memory, SummaryMemory
+from agent_system.memory import Memory
 from agent_system.options import build_options
-from agent_system.orchestra import BaseOrchestra
+from agent_system.orchestra import BaseOrchestra, check_members
 from agent_system.record import EpisodeRecord, Sample
-from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry
+from agent_system.registry import EnvRegistry, make_team
 from agent_system.reward import MODEL_COUNTS, assign_rewards
 from agent_system.reward.scorer import EpisodeScorer
 from agent_system.rollout.batch import build_batch
@@ -221,14 +221,7 @@ class Collector:
             AgentSystemError: an unknown name, an unknown option, or an agent of the orchestra
                 without a binding.
         """
-        orchestra = OrchestraRegistry.get(orchestra_type, env=env_name).from_options(
-            orchestra_options, orchestra_type
-        )
-        agents = {
-            name: orchestra.make_agent(name, env_name)
-            or AgentRegistry.get(name, orchestra=orchestra_type, env=env_name)(name, orchestra.config)
-            for name in bindings
-        }
+        orchestra, agents = make_team(orchestra_type, env_name, bindings, orchestra_options)
         env_cls = EnvRegistry.get(env_name)
         env = EnvFactory(env_cls, build_options(env_cls.config_class, env_params, "env.params"))
         return cls(orchestra, agents, env, bindings, settings, workers, reward_model)
@@ -526,21 +519,8 @@ def _check_team(
         from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
 
         check_tree_env(env.cls, settings.reward)
-    orchestra.check_agents(
-        {name: (b.sampling.temperature, b.val_sampling.temperature) for name, b in bindings.items()}
-    )
-    missing = [a for a in orchestra.agents if a not in bindings]
-    if missing:
-        raise AgentSystemError(
-            f"{type(orchestra).__name__} needs the agents {missing}, which no policy serves; "
-            f"agent.agent_ids lists: {', '.join(bindings) or 'none'}"
-        )
-    orchestra.check(agents, env.make, forks=settings.tree is not None)
-    if issubclass(orchestra.memory_class, SummaryMemory):
-        raise AgentSystemError(
-            f"{type(orchestra).__name__}.memory_class is {orchestra.memory_class.__name__}, "
-            "which an agent writes; make it the memory_class of an agent"
-        )
+    temperatures = {n: (b.sampling.temperature, b.val_sampling.temperature) for n, b in bindings.items()}
+    check_members(orchestra, agents, env.make, temperatures, forks=settings.tree is not None)
     if settings.tool_sequences or any(agent.calls_tools for agent in agents.values()):
         from agent_system.rollout.tool_agents import check_tool_agents  # of agents with tools alone
 

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import logging
-from agent_system.launch.train import log_to_terminal
+from verl.trainer.config.command import log_to_terminal
 log_to_terminal()
 for name in ("agent_system.rollout", "verl.trainer", "recipe.mine", "autogen_core.events", "httpx", "my_team"):
     logging.getLogger(name).info("told")

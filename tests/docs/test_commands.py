@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from tests.docs.pages import blocks, code_spans, commands, first_column, pages
 from tests.docs.test_readme import KEY, environment
 from tests.house.source import ROOT

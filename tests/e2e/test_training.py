@@ -170,7 +170,7 @@ def test_environment_workers_without_free_cpus_are_refused_before_a_model_loads(
     with monkeypatch.context() as before_the_start:
         before_the_start.setattr("ray.is_initialized", lambda: False)
         assert refusal in refused(keys | {"ray_init.num_cpus": 4}), "a private one that is not started yet"
-    monkeypatch.setattr("agent_system.launch.checks.check_cpus", lambda *of_a_cluster_to_join: None)
+    monkeypatch.setattr("agent_system.launch.env_workers.check_cpus", lambda *of_a_cluster_to_join: None)
     monkeypatch.setattr(
         "agent_system.launch.train.TeamWorkers", lambda *_: pytest.fail("a model would have been loaded")
     )

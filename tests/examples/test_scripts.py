@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from agent_system.workflows.search import SearchEnvOptions
 from examples.embedded.worlds import WORLDS
 from tests.docs.test_commands import asked_for

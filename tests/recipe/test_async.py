@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from recipe.runs import overrides_of
 from tests.docs.test_commands import asked_for
 from verl.trainer.config import RunConfig

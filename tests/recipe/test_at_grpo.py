@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from recipe.at_grpo import before_after
 from recipe.at_grpo.measure import (
     COLOURS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from agent_system.registry import AgentRegistry
 from recipe.frameworks.measure import COMMON, HERE, TEAMS, table
 from recipe.runs import overrides_of

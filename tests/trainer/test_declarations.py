@@ -19,7 +19,9 @@ from tests.house.source import ROOT
 from verl.trainer.config import ActorRolloutRefConfig, AgentConfig, AlgorithmConfig, RunConfig
 from verl.trainer.config.spec import LARGEST_INT, ConfigError, Key, keys
 from verl.trainer.plan.agents import PER_AGENT_KEYS, agent_settings
-from verl.trainer.plan.checks import check_command_line
+from verl.trainer.plan.check_keys import check_command_line
+from verl.trainer.plan.checks import resolve
+from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.effects import FACTS, Scope, holds
 from verl.trainer.plan.placement import build_placement
 from verl.trainer.plan.run import RunPlan
@@ -75,6 +77,12 @@ def mistakes() -> Iterator[tuple[str, str]]:
             yield name, f"{name}={wrong}"
 
 
+def check(config: RunConfig) -> None:
+    """Check keys against each other."""
+    resolve_defaults(config)
+    resolve(config)
+
+
 def try_all() -> dict[str, Any]:
     """Give each mistake to the command line. Returns how many there were, and what is wrong with their
     messages.
@@ -84,7 +92,7 @@ def try_all() -> dict[str, Any]:
         said, status = io.StringIO(), None
         try:
             with contextlib.redirect_stderr(said):
-                check_command_line([override], list)
+                check_command_line([override], check)
         except SystemExit as ended:
             status = ended.code
         line, tried = said.getvalue(), tried + 1
@@ -148,7 +156,7 @@ def test_the_override_that_is_wrong_is_named_not_another_of_the_same_key(
 ) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
     with pytest.raises(SystemExit):
-        check_command_line([f"{lr}=3e-4", f"{lr}=abc"], list)
+        check_command_line([f"{lr}=3e-4", f"{lr}=abc"], check)
     assert capsys.readouterr().err == f"error: {lr}=abc: expected float, at least 0\n"
 
 
@@ -160,7 +168,7 @@ def test_a_key_that_only_the_preset_gives_is_called_the_presets(capsys: pytest.C
                 "actor_rollout_ref.model.path=owner/model",
                 "rollout.sampling=parallel",
             ],
-            list,
+            check,
         )
     line = capsys.readouterr().err
     assert line.startswith("error: algorithm.group_by=['traj_uid', ") and line.endswith(
@@ -214,7 +222,7 @@ def test_what_no_type_of_omegaconf_rules_out_is_one_line(
 ) -> None:
     team = ["actor_rollout_ref.model.path=owner/model", "agent.agent_ids=[a]"]
     with pytest.raises(SystemExit):
-        check_command_line([*team, override], list)
+        check_command_line([*team, override], check)
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
-from agent_system.launch.first_checks import check_team
+from agent_system.launch.before_models import check_team
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 from verl.trainer.plan.checks import resolve

@@ -50,3 +50,12 @@ def check_data_file(path: str | os.PathLike[str]) -> Path:
     if file.suffix not in SUFFIXES:
         raise DatasetError(f"{file}: suffix {file.suffix!r} is not one of {', '.join(SUFFIXES)}")
     return file
+
+
+def check_batch_size(tasks: float, batch_size: int) -> None:
+    """Raise DatasetError for fewer tasks than one batch; `batch_size` 0: all tasks."""
+    if tasks < batch_size:
+        raise DatasetError(
+            f"{tasks} tasks do not fill one batch of "
+            f"data.train_batch_size={batch_size}; lower it or add tasks"
+        )

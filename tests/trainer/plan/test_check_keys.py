@@ -111,7 +111,7 @@ FIRST: list[tuple[list[str], str]] = [
     (["trainer.val_only=true", "data.train_files=gone.parquet", "data.val_files=tasks.jsonl"], ""),
     (["trainer.val_only=true"], "error: trainer.val_only=true needs data.val_files"),
     (["algorithm.clip_advantages=1"], "error: unknown key algorithm.clip_advantages"),
-    (["agent.plugins=[no.such.module]"], "error: not checked: "),
+    (["agent.plugins=[no.such.module]"], "error: agent.plugins names the module 'no.such.module', which "),
     (["--cfg", "job"], "error: not checked: "),
     ([], ""),
 ]
@@ -125,7 +125,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
         (folder / name).write_text("{}\n")
     lines = []
     for more, _ in FIRST:
-        arguments = [*TEAM, "data.train_files=tasks.jsonl", *more]
+        arguments = [*TEAM, "data.train_files=tasks.jsonl", "data.train_batch_size=1", *more]
         lines.append([*{word.partition("=")[0]: word for word in arguments}.values()])
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CHECKS, json.dumps(lines)],
@@ -142,7 +142,12 @@ def test_names_and_files_are_checked_before_torch_is_imported(
     more: list[str], said: str, checked: dict[str, tuple[int, str, str]]
 ) -> None:
     status, out, error = checked[" ".join(more)]
-    right = "" if said else "keys, values, names and data files are right; the run checks its models\n"
+    right = (
+        ""
+        if said
+        else "keys, values, names, the team and data files are right; not checked: models and whether they "
+        "fit the memory, the length of prompts, the devices and CPUs of Ray's nodes\n"
+    )
     assert status == bool(said)
     # The names of all environments are those of their modules, some of which need torch.
     assert out == f"{right}set()\n" or "no environment" in said

@@ -4,6 +4,7 @@ an error.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -68,3 +69,12 @@ def fail(message: str, status: int) -> NoReturn:
     sys.stderr.write(f"error: {message if listed else ' '.join(message.split())}\n")
     sys.stderr.flush()
     sys.exit(status)
+
+
+def log_to_terminal() -> None:
+    """Write this project's messages from INFO on, and those of libraries from WARNING on:
+    frameworks of teams log every request.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for package in ("agent_system", "verl", "recipe"):
+        logging.getLogger(package).setLevel(logging.INFO)

@@ -8,8 +8,23 @@ within a second: torch is not imported. Scripts call it before they prepare data
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from verl.trainer.config import RunConfig
 from verl.trainer.plan.command_line import compose_config, report_config_errors
+
+T = TypeVar("T")
+
+
+def check_command_line(arguments: Sequence[str], check: Callable[[RunConfig], T]) -> T:
+    """Return what `check` makes of the configuration of a command line.
+
+    Ends the process with a one-line error if keys or values are invalid, or `check` raises
+    ConfigError.
+    """
+    with report_config_errors(arguments):
+        return check(compose_config(arguments))
 
 
 def cli() -> None:

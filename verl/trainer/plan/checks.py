@@ -114,40 +114,6 @@ def resolve(config: RunConfig) -> RunPlan:
     return plan
 
 
-def check_command_line(
-    arguments: Sequence[str], load_plugins: Callable[[Sequence[str]], object]
-) -> RunConfig | None:
-    """End the process with a one-line error if the settings of a command line are invalid; else
-    return them, and the run checks them again. None for command lines that are left to the run.
-
-    Warnings are left to the run, as are command lines with options of Hydra (`--cfg`) and errors of
-    plug-ins.
-
-    Args:
-        arguments: the command line without the program.
-        load_plugins: imports the modules of `agent.plugins`, which may register estimators and
-            losses.
-    """
-    from verl.trainer.plan.command_line import compose_config, report_config_errors
-    from verl.trainer.plan.derived_values import resolve_defaults
-
-    if any(word.startswith("-") for word in arguments):
-        return None
-    with report_config_errors(arguments):
-        config = compose_config(arguments)
-        logging.disable()
-        try:
-            try:
-                load_plugins(config.agent.plugins)
-            except Exception:  # reported by the run
-                return None
-            resolve_defaults(config)
-            resolve(config)
-        finally:
-            logging.disable(logging.NOTSET)
-    return config
-
-
 def _setting(agent: AgentPlacement | ApiPlacement, name: str) -> str:
     """Return `key=value` of an agent, with its own key if it has one."""
     who = f" (agent '{agent.agent_id}')" if name in agent.own_keys else ""

@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.config import CollectConfig, RayInitConfig, RunConfig, TrainerConfig
 from verl.trainer.plan.devices import (
     ENGINES,
@@ -20,6 +19,7 @@ from verl.trainer.plan.devices import (
 
 if TYPE_CHECKING:
     from verl.single_controller.ray.resource_pool import RayResourcePool
+    from verl.single_controller.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -134,28 +134,33 @@ def build_controller(config: RunConfig) -> Controller:
     raise ControllerError(f"trainer.controller={config.trainer.controller!r}: expected ray or local")
 
 
+def check_local(trainer: TrainerConfig, rollout: CollectConfig) -> None:
+    """Raise ControllerError for more devices than the one of `trainer.controller=local`."""
+    if trainer.nnodes * trainer.n_gpus_per_node != 1:
+        raise ControllerError(
+            f"trainer.controller=local runs one rank, but trainer.nnodes={trainer.nnodes} and "
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}; set both to 1 or use "
+            "trainer.controller=ray"
+        )
+    if trainer.resource_pool == "dedicated":
+        raise ControllerError(
+            "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run "
+            "one after the other"
+        )
+    if own_engine_devices(rollout):
+        raise ControllerError(
+            f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: "
+            "a local engine shares the one device of its policy"
+        )
+
+
 class LocalController:
     """All workers in this process, one rank per group; for debugging and for machines without Ray."""
 
     parallel = False
 
     def __init__(self, trainer: TrainerConfig, rollout: CollectConfig, device: str) -> None:
-        if trainer.nnodes * trainer.n_gpus_per_node != 1:
-            raise ControllerError(
-                f"trainer.controller=local runs one rank, but trainer.nnodes={trainer.nnodes} and "
-                f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}; set both to 1 or use "
-                "trainer.controller=ray"
-            )
-        if trainer.resource_pool == "dedicated":
-            raise ControllerError(
-                "trainer.resource_pool=dedicated needs trainer.controller=ray: local groups run "
-                "one after the other"
-            )
-        if own_engine_devices(rollout):
-            raise ControllerError(
-                f"rollout.n_gpus_per_node={rollout.n_gpus_per_node} needs trainer.controller=ray: "
-                "a local engine shares the one device of its policy"
-            )
+        check_local(trainer, rollout)
         self.device = device
         self.timeout_s = trainer.worker_timeout_s
 

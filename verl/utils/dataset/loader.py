@@ -8,7 +8,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 import numpy as np
 import torch
 
-from verl.utils.data_file import DatasetError
+from verl.utils.data_file import DatasetError, check_batch_size
 from verl.utils.dataset.files import Row
 
 
@@ -68,11 +68,8 @@ class TaskLoader:
         self.tail_window = 0
         self.epoch = self.position = 0
         self._orders: dict[int, np.ndarray] = {}
-        if drop_last and self.size < self.batch_size:
-            raise DatasetError(
-                f"{self.size} tasks do not fill one batch of "
-                f"data.train_batch_size={self.batch_size}; lower it or add tasks"
-            )
+        if drop_last:
+            check_batch_size(self.size, self.batch_size)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
