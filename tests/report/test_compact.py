@@ -21,7 +21,7 @@ from verl.report.compact_index import UNREAD, compact_index
 from verl.report.compact_texts import compact_chunk
 from verl.report.index import read_report
 from verl.report.pack import chunk_of
-from verl.report.plain import to_bytes
+from verl.utils.plain import to_bytes
 
 PAGE = ROOT / "verl" / "report" / "page"
 # Expands what each line has, `[name of the function, value]`.

@@ -15,9 +15,9 @@ from typing import Any
 from verl.report.folder import ReportError
 from verl.report.index import Report, read_report
 from verl.report.page import MEGABYTE, report_page
-from verl.report.plain import printable, text
 from verl.trainer.config.command import fail
 from verl.utils.disk import DiskError, write_whole, writing
+from verl.utils.plain import printable, text
 
 # Exit statuses of `--check`.
 RAISED = 3

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from verl.report.columns import values
-from verl.report.plain import to_bytes
+from verl.utils.plain import to_bytes
 
 Table = Mapping[str, Any]
 

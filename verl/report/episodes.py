@@ -12,8 +12,8 @@ from verl.report.alarms.facts import RunFacts
 from verl.report.columns import Columns
 from verl.report.folder import MOST_DAMAGED, EpisodeFile
 from verl.report.lines import Line, read_lines
-from verl.report.plain import clean, number, text
 from verl.report.texts import LATER_PROMPTS, Numbers, cut, is_heard
+from verl.utils.plain import clean, number, text
 
 EPISODE_COLUMNS = (
     "step", "split", "uid", "traj_uid", "task_id", "data_source", "index", "team_reward", "success",

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from verl.report.lines import GrowingFile, check_file
-from verl.report.plain import clean, flat, number
 from verl.utils.names import listed
+from verl.utils.plain import clean, flat, number
 
 # Files and folders of which a run's folder has at least one.
 MARKS = ("run.json", "metrics.jsonl", "trajectories", "config.yaml", "timeline.jsonl")

@@ -13,9 +13,9 @@ from verl.report.columns import Columns
 from verl.report.compare import compared
 from verl.report.episodes import EpisodeIndex
 from verl.report.folder import RunFolder
-from verl.report.plain import clean, number
 from verl.report.results import accuracy
 from verl.utils.names import listed
+from verl.utils.plain import clean, number
 
 FORMAT = 1
 # More spans are left out, the oldest first.

@@ -7,8 +7,8 @@ import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl.report.plain import clean, text, to_bytes
 from verl.report.texts import MOST_CHARACTERS
+from verl.utils.plain import clean, text, to_bytes
 
 # Fields of a call that are copied as they are.
 _CALL_VALUES = ("tools", "rounds", "fields", "request", "token_rewards")

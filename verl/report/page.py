@@ -17,7 +17,7 @@ from verl.report.compact_index import compact_index
 from verl.report.compact_texts import compact_chunk
 from verl.report.index import Report
 from verl.report.pack import Chunk, chunk_of, packed
-from verl.report.plain import printable
+from verl.utils.plain import printable
 
 MEGABYTE = 1_000_000
 # Bytes of the lines of a chunk's episodes: equal texts of more of them are stored once, and it is

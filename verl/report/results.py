@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.report.columns import Columns
-from verl.report.plain import number
 from verl.utils.accuracy import estimate_avg
+from verl.utils.plain import number
 
 
 def accuracy(

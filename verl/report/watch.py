@@ -24,8 +24,8 @@ from verl.report.folder import ReportError
 from verl.report.live import LiveReport
 from verl.report.pack import packed
 from verl.report.page import html_page
-from verl.report.plain import to_bytes
 from verl.trainer.config.command import fail
+from verl.utils.plain import to_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.report.plain import number
+from verl.utils.plain import number
 
 # Smaller advantages are 0 after rounding.
 NO_ADVANTAGE = 1e-8

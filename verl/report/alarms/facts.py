@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.report import plain
 from verl.report.alarms.credit_facts import row_key
 from verl.report.texts import LATER_PROMPTS, is_heard
+from verl.utils import plain
 
 # Episodes that are kept as examples of one thing.
 EXAMPLES = 5

@@ -12,7 +12,7 @@ from typing import Any
 from verl.report.alarms.base import Reading, Rule
 from verl.report.alarms.history import MEAN_STEPS, History
 from verl.report.columns import LENGTH, values
-from verl.report.plain import number
+from verl.utils.plain import number
 
 HEARTBEAT_S = 60.0
 STALL_S = 600.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.report.plain import MASK, flat, is_secret, printable
 from verl.trainer.checkpoint.store import CONFIG_FILE
 from verl.utils.names import listed, without_password
+from verl.utils.plain import MASK, flat, is_secret, printable
 
 # They name the run, its length and where it writes, and may differ at every start.
 OF_A_START = frozenset(
