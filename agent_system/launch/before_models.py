@@ -11,13 +11,12 @@ from agent_system.errors import AgentSystemError
 from agent_system.options import build_options
 from agent_system.orchestra import check_members
 from agent_system.registry import AgentRegistry, EnvRegistry, OrchestraRegistry, load_plugins, make_team
-from verl.trainer.config import AgentConfig, DataConfig, EnvConfig, GatewayConfig, RunConfig, SandboxConfig
+from verl.trainer.config import AgentConfig, EnvConfig, GatewayConfig, RunConfig, SandboxConfig
 from verl.trainer.config.spec import ConfigError
 from verl.trainer.plan.checks import resolve
 from verl.trainer.plan.derived_values import resolve_defaults
 from verl.trainer.plan.run import RunPlan
 from verl.trainer.ppo.controller import check_local, resolve_device
-from verl.utils.data_file import DatasetError, check_batch_size, check_data_file, data_files
 from verl.utils.tracking import check_backends
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,9 @@ def check_before_models(config: RunConfig) -> tuple[RunPlan, bool]:
         check_local(config.trainer, config.rollout)
     if config.trainer.device == "cuda":  # any other value is right, and asking for a GPU needs torch
         resolve_device(config.trainer.device)
-    _check_data(config.data, config.trainer.val_only)
+    from verl.utils.data_check import check_data  # last, once all keys are right
+
+    check_data(config.data, config.trainer.val_only)
     return plan, runs_programs
 
 
@@ -145,18 +146,3 @@ def _check_members(agent: AgentConfig, env: EnvConfig, gateway: GatewayConfig, p
         name: (rows[name].sampling.temperature, rows[name].val_sampling.temperature) for name in agents
     }
     check_members(orchestra, agents, lambda seed: cls(env_options, seed=seed), temperatures, forks=plan.tree)
-
-
-def _check_data(data: DataConfig, val_only: bool) -> None:
-    """Raise DatasetError for a missing data file, and for fewer rows than a batch has tasks."""
-    if val_only and not data.val_files:
-        raise DatasetError("trainer.val_only=true needs data.val_files")
-    train = [] if val_only else [check_data_file(file) for file in data_files(data.train_files)]
-    for file in data_files(data.val_files) if data.val_files else []:
-        check_data_file(file)
-    if not val_only:
-        from verl.utils.row_count import count_rows  # of runs that train
-
-        rows = sum(count_rows(file) for file in train)
-        most = data.train_max_samples
-        check_batch_size(rows if most < 0 else min(rows, most), data.train_batch_size)

@@ -97,7 +97,7 @@ def left_by(folder: Path, **state: Any) -> Path:
 @pytest.mark.parametrize(
     ("state", "error", "status", "said"),
     [
-        ("failed", "DiskError: full\nsecond line \x1b[2J", 4, "run: failed: DiskError: full second line \\x1b[2J"),
+        ("failed", "DiskError: full\nline \x1b[2J", 4, "run: failed: DiskError: full line \\x1b[2J"),
         ("failed", None, 4, "run: failed: run.json has no error"),
         ("failed", {"a": 1}, 4, 'run: failed: {"a": 1}'),
         ("stopped", None, 0, ""),

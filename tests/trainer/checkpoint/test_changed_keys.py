@@ -102,7 +102,7 @@ def test_a_key_that_an_older_version_lacked_is_not_listed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, ""), (b"a: [", "config.yaml cannot be read, so "), (b"\xff\xfe\x00", "cannot be read")]
+    ("content", "said"), [(None, ""), (b"a: [", "cannot be read, so "), (b"\xff\0", "cannot be read")]
 )  # fmt: skip
 def test_a_checkpoint_without_a_readable_configuration_ends_no_run(
     tmp_path: Path, content: bytes | None, said: str

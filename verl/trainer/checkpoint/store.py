@@ -15,7 +15,6 @@ from verl.trainer.config.run import EXPECTED_MODE
 from verl.trainer.plan.placement import Placement
 from verl.utils.checkpoint import CheckpointError, fsync_tree
 from verl.utils.disk import write_whole
-from verl.utils.names import listed
 
 POINTER = "latest_checkpointed_iteration.txt"
 STATE_FILE = "trainer_state.json"
@@ -236,24 +235,12 @@ def find_checkpoint(config: TrainerConfig, store: CheckpointStore) -> Path | Non
     for root in (folder / "checkpoints", folder):
         if (last := CheckpointStore(root).latest()) is not None:
             return last
+    from verl.trainer.checkpoint.there import checkpoints_there  # of an error alone
+
     raise CheckpointError(
         f"trainer.resume_mode={config.resume_mode!r} is not a checkpoint (a folder "
-        f"global_step_N with {STATE_FILE}); expected {EXPECTED_MODE}{_there(folder)}"
+        f"global_step_N with {STATE_FILE}); expected {EXPECTED_MODE}{checkpoints_there(folder, STATE_FILE)}"
     )
-
-
-def _there(folder: Path) -> str:
-    """Return which checkpoints are in a folder, or beside it if it was one; empty if none is."""
-    for root in (folder / "checkpoints", folder, folder.parent):
-        steps = sorted(
-            int(number)
-            for path in root.glob(f"global_step_*/{STATE_FILE}")
-            if (number := path.parent.name.removeprefix("global_step_")).isdecimal()
-        )
-        if steps:
-            names = listed([f"global_step_{step}" for step in reversed(steps)])
-            return f"; in {root} there are {names} (trainer.max_ckpt_to_keep sets how many are kept)"
-    return ""
 
 
 def _written_at(folder: Path) -> tuple[int, int]:
