@@ -38,7 +38,6 @@ from verl.trainer.plan.group_checks import check_filter_groups, check_sampling, 
 from verl.trainer.plan.placement import BASE_KEYS, AgentPlacement, ApiPlacement, Placement, build_placement
 from verl.trainer.plan.registry import POLICY_LOSSES
 from verl.trainer.plan.run import RunPlan
-from verl.trainer.plan.transfer_check import check_transfer
 from verl.trainer.plan.untrained_agents import api_key
 from verl.utils.names import did_you_mean, slug, value_at
 
@@ -370,8 +369,11 @@ def _check_models(config: RunConfig, plan: RunPlan) -> None:
         if agent in plan.trained:
             dtype = "actor.fsdp_config.dtype"
             _check_attention(agent.config.model, dtype, lambda name, agent=agent: _setting(agent, name))  # type: ignore[misc]
-        transfer = agent.config.rollout.weight_transfer
-        check_transfer(config.trainer, config.rollout, transfer, _setting(agent, "rollout.weight_transfer"))
+        if (transfer := agent.config.rollout.weight_transfer) != "auto":  # which suits any place
+            from verl.trainer.plan.transfer_check import check_transfer
+
+            setting = _setting(agent, "rollout.weight_transfer")
+            check_transfer(config.trainer, config.rollout, transfer, setting)
     if plan.critics:
         size = "ppo_mini_batch_size"
         _check_mini_batch(config.critic.ppo_mini_batch_size, _shown_of_critic(config, size), tasks)
