@@ -36,6 +36,10 @@ def check_before_models(config: RunConfig) -> tuple[RunPlan, bool]:
     check_team(config)
     plan = resolve(config)
     env = EnvRegistry.get(config.env.env_name)
+    if plan.tree:
+        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
+
+        check_tree_env(env, config.reward)
     if config.env.workers.num:
         from agent_system.launch.env_workers import check_cpus  # of this key alone
 
@@ -74,11 +78,6 @@ def check_team(config: RunConfig) -> None:
             f"orchestra '{config.agent.orchestra_type}' needs {missing}, which "
             f"agent.agent_ids={config.agent.agent_ids} lacks"
         )
-    env = EnvRegistry.get(config.env.env_name)
-    if config.rollout.sampling == "tree":
-        from agent_system.rollout.tree_call import check_tree_env  # of tree sampling alone
-
-        check_tree_env(env, config.reward)
     unknown = [k for k in config.agent.orchestra if k != config.agent.orchestra_type]
     if unknown:
         raise AgentSystemError(

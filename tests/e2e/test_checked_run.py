@@ -31,12 +31,15 @@ def check(overrides: Callable[..., list[str]]) -> Check:
     return go
 
 
+SIX_RANKS = {"trainer.controller": "ray", "trainer.nnodes": 2, "trainer.n_gpus_per_node": 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "episodes"),
     [
         ({}, 4 * 8),
-        ({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 3}, 4 * 8 * 6),
-        ({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 3, "rollout.n_gpus_per_node": 2}, 4 * 8 * 2),
+        ({**SIX_RANKS}, 4 * 8 * 6),
+        ({**SIX_RANKS, "rollout.n_gpus_per_node": 2}, 4 * 8 * 2),
         ({"rollout.max_concurrent_episodes": 5}, 5),
     ],
 )

@@ -37,5 +37,7 @@ def check_data(data: DataConfig, val_only: bool) -> None:
         check_data_file(file)
     if not val_only:
         rows = sum(count_rows(file) for file in train)
+        if not rows:
+            raise DatasetError(f"no rows in {', '.join(map(str, train))}")
         most = data.train_max_samples
         check_batch_size(rows if most < 0 else min(rows, most), data.train_batch_size)
