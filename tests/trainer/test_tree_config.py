@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_system import AgentSystemError, BaseEnv, EnvRegistry
-from agent_system.launch.before_models import check_team
+from agent_system.rollout.tree_call import check_tree_env
 from verl.trainer.config import RunConfig
 from verl.trainer.config.spec import ConfigError, IneffectiveKeyError
 from verl.trainer.plan.checks import resolve
@@ -223,7 +223,7 @@ def test_a_world_without_fork_is_refused_with_its_name() -> None:
     config = RunConfig()
     config.agent.agent_ids = ["Solver Agent", "Verifier Agent"]
     apply_preset(config, "at_grpo")
-    check_team(config)
+    check_tree_env(EnvRegistry.get(config.env.env_name), config.reward)
 
     @EnvRegistry.register("without_fork")
     class WithoutFork(BaseEnv):
@@ -234,6 +234,6 @@ def test_a_world_without_fork_is_refused_with_its_name() -> None:
     config.env.env_name = "without_fork"
     try:
         with pytest.raises(AgentSystemError, match=r"WithoutFork has no fork\(\)"):
-            check_team(config)
+            check_tree_env(EnvRegistry.get(config.env.env_name), config.reward)
     finally:
         EnvRegistry.remove("without_fork")
