@@ -31,12 +31,10 @@ def check(overrides: Callable[..., list[str]]) -> Check:
     return go
 
 
-# Two machines: the memory of this one decides nothing.
 SIX_RANKS = {
     "trainer.controller": "ray",
     "trainer.nnodes": 2,
     "trainer.n_gpus_per_node": 3,
-    "trainer.checks": "[engines]",
 }
 
 

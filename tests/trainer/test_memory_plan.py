@@ -176,6 +176,28 @@ def test_what_cannot_fit_is_refused_with_keys_and_figures(
         planned(model, 5 * MIB, monkeypatch)
 
 
+@pytest.mark.parametrize(("driver", "free", "fits"), [(3.0, 20.0, True), (0.4, 7.0, True), (0.4, 3.0, False)])
+def test_workers_are_counted_as_new_processes_and_a_refusal_names_their_number(
+    model: str, driver: float, free: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver with gigabytes of its own, such as a notebook, starts workers that hold none of them."""
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: int(free * 2**30))
+    monkeypatch.setattr(memory_plan, "_processes", lambda trainer, plan: 13)
+    memory = type("Memory", (), {"rss": int(driver * 2**30)})
+    process = type("Process", (), {"memory_info": lambda self: memory})
+    monkeypatch.setattr(memory_plan.psutil, "Process", process)
+    config = compose_config([f"actor_rollout_ref.model.path={model}", "trainer.device=cpu"])
+    resolve_defaults(config)
+    plan = plan_of(config)
+    if fits:
+        memory_plan.plan_memory(config, plan, "cpu")
+    else:
+        with pytest.raises(
+            ConfigError, match=r"^13 processes take 5\.20 GiB .* can have 3\.06; use fewer ranks"
+        ):
+            memory_plan.plan_memory(config, plan, "cpu")
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES)[::9])
 def test_a_model_of_any_family_is_counted_or_a_line_says_that_it_is_not(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -48,6 +48,8 @@ GIB = 2**30
 MOST_SCORED_TOKENS = 32768
 # Share of the memory that a run may plan with: allocators do not return all that was freed.
 SHARE = 0.9
+# What a process with torch, transformers and Ray holds before its model is loaded: 470 MiB, measured.
+WORKER_BYTES = 640 * 2**20
 # A micro-batch whose budget is not set takes at most so much, unless its longest row takes more.
 PASS_BYTES = GIB
 # Bytes per number of sampling: logits of slots and of prompts, scaled, as log-probs and as
@@ -122,9 +124,18 @@ def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
     free = free_memory()
     processes = _processes(config.trainer, plan)
     base = psutil.Process().memory_info().rss
-    room = int(SHARE * (free + base)) - base * processes
+    # A worker is a new process: it has imported as much as this one, but gathered nothing.
+    held_bytes = base + min(base, WORKER_BYTES) * (processes - 1)
+    usable = int(SHARE * (free + base))
+    room = usable - held_bytes
     models = [_Model(plan, group, device) for group in trained]
     models = [model for model in models if model.is_counted()]
+    if models and room <= 0:
+        raise ConfigError(
+            f"{processes} processes take {held_bytes / GIB:.2f} GiB before a model is loaded, and the run "
+            f"can have {usable / GIB:.2f}; use fewer ranks (trainer.nnodes, trainer.n_gpus_per_node), "
+            f"trainer.controller=local, or a machine with more memory ({CHECK} starts)"
+        )
     for number, model in enumerate(models):
         others = [other.fixed() for other in models if other is not model]
         reserved_bytes = sum(other.resident for other in others)
@@ -134,7 +145,7 @@ def plan_memory(config: RunConfig, plan: RunPlan, device: str) -> None:
         model.choose(room - reserved_bytes)
     _fill(config.actor_rollout_ref, config.critic, plan, models)
     if models:
-        _report(models, base * processes, free + base)
+        _report(models, held_bytes, free + base)
 
 
 def _unseen(trainer: TrainerConfig, ray_init: RayInitConfig, device: str) -> str:
