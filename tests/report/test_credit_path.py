@@ -474,11 +474,9 @@ def random_reward(rng: Random, tree: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("tree", ["", "step", "committed"])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_estimator_gives_the_trainers_advantages(
-    name: str, tree: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_every_estimator_gives_the_trainers_advantages(name: str, tree: str, tmp_path: Path) -> None:
     cases = []
-    for seed in range(SEEDS if request.config.getoption("--all-levels") else SEEDS // 2):
+    for seed in range(SEEDS):
         rng = Random(f"settings {name} {tree} {seed}")
         cases.append(make_case(tmp_path, seed, random_algorithm(rng, name), random_reward(rng, tree), tree))
     check(cases)
