@@ -28,6 +28,12 @@ MAX_CHOICES = 64
 KINDS = ("call", "loop", "if", "parallel", "vote", "spawn", "stop")
 NO_STEP = "no step"
 PLAIN_ANSWERS = ("text", "boxed", "number", "python")
+MAPPED_ANSWERS = {
+    "tag": "{tag: name}",
+    "verdict": "{verdict: name}",
+    "code": "{code: [language]}",
+    "choice": "{choice: [word, word]}",
+}
 Scalar = str | int | float | bool | None
 
 
@@ -178,7 +184,7 @@ class AgentAnswer(FilePart):
         choice: the last of these words that the reply has, in any case.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = (*PLAIN_ANSWERS, "tag", "verdict", "code", "choice")
+    kinds: ClassVar[tuple[str, ...]] = (*PLAIN_ANSWERS, *MAPPED_ANSWERS)
 
     text: Yes = True
     boxed: Yes = True
@@ -205,11 +211,12 @@ class AgentAnswer(FilePart):
 def _answer(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if value in MAPPED_ANSWERS:
+        raise PartProblem(f"the answer {value} is a mapping: {MAPPED_ANSWERS[value]}")
     if value not in PLAIN_ANSWERS:
         raise PartProblem(
             f"no answer {short(value)}{did_you_mean(value, AgentAnswer.kinds)}; one of "
-            f"{', '.join(PLAIN_ANSWERS)}, or a mapping: {{tag: name}}, {{verdict: name}}, "
-            "{code: [language]}, {choice: [word, word]}"
+            f"{', '.join(PLAIN_ANSWERS)}, or a mapping: {', '.join(MAPPED_ANSWERS.values())}"
         )
     return {value: True}
 
@@ -466,8 +473,11 @@ def _kind_of(value: Any) -> str | None:
 
 
 def _refuse(value: Any) -> Any:
+    is_call_under_if = isinstance(value, Mapping) and "if" in value and "call" in value
+    hint = "; a call is left out by `unless: {...}`, and an if has its steps in `do`"
     raise PartProblem(
         f"expected a step, a mapping with exactly one of {', '.join(KINDS)}; found {short(value)}"
+        f"{hint if is_call_under_if else ''}"
     )
 
 

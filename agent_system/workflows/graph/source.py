@@ -25,6 +25,8 @@ import yaml
 
 from agent_system.errors import AgentSystemError
 
+# A value without quotes that begins as a mapping and goes on as text.
+_TEXT_WITH_BRACE = re.compile(r":[ ]+\{[\w ]*\}[ ]*[^\s,}\]#]")
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
 MAX_VALUES = 20_000
@@ -264,9 +266,24 @@ def _yaml_events(text: str) -> Iterator[_Event]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise SourceProblem(f"no YAML: {error.problem or error.context}", *place) from error
+        hint = _yaml_hint(text, *place)
+        raise SourceProblem(f"no YAML: {error.problem or error.context}{hint}", *place) from error
     except yaml.YAMLError as error:
         raise SourceProblem(f"no YAML: {short(str(error))}", 1, 1) from error
+
+
+def _yaml_hint(text: str, line: int, column: int) -> str:
+    """Return what is probably wrong where YAML cannot be read, behind the reader's own words; empty
+    if nothing is known.
+    """
+    lines = text.split("\n")
+    # The reader may notice it at the begin of the next line.
+    near = "\n".join(lines[max(0, line - 2) : line])
+    if lines[min(line, len(lines)) - 1][column - 1 : column] == "\t":
+        return "; lines are indented by blanks, not by tabs"
+    if _TEXT_WITH_BRACE.search(near):
+        return '; a text that begins with { stands in quotes: "{env_prompt} ..."'
+    return ""
 
 
 def _plain(text: str) -> Any:
