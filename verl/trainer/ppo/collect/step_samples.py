@@ -9,6 +9,8 @@ from verl.protocol import DataProto
 from verl.trainer.config import RewardConfig
 from verl.trainer.ppo.collect.protocol import EpisodeBatch, FinishedEpisode
 
+NO_SAMPLE = "no episode has a sample to train on"
+
 
 class NoSamplesError(RuntimeError):
     """A step without a trainable sample.
@@ -40,13 +42,15 @@ class StepSamples:
     episodes: Sequence[FinishedEpisode]
     metrics: dict[str, float]
     generated_tokens: int
-    no_batch_reason: str = "no episode has a sample to train on"
+    no_batch_reason: str = NO_SAMPLE
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def samples_of(result: EpisodeBatch) -> StepSamples:
     """Return the samples of one collection."""
-    return StepSamples(result.batch, result.episodes, dict(result.metrics), _tokens(result))
+    tokens = _tokens(result)
+    reason = NO_SAMPLE if tokens else f"{NO_SAMPLE}: no call of an agent reached an engine of the run"
+    return StepSamples(result.batch, result.episodes, dict(result.metrics), tokens, reason)
 
 
 async def with_baselines(
