@@ -135,7 +135,7 @@ if [[ " ${missing[*]} " == *" frameworks "* ]]; then
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps autogen-{agentchat,core,ext}==0.7.5 >&2
 fi
 if [[ " ${missing[*]} " == *" report "* ]]; then
-    # It asks for a Pillow older than 13, but works with that of the other packages.
+    # Without Brotli, which it asks for: other clients would use it wherever it is installed.
     "$venv_python" -m pip install -qq --disable-pip-version-check --no-compile --no-deps ${constraint[@]+"${constraint[@]}"} \
         trackio gradio-client >&2 || echo "setup: without trackio, see above: its test is skipped" >&2
 fi
