@@ -63,7 +63,12 @@ PROGRAM = """
 import contextlib, io, json, os, sys
 sys.path.insert(0, os.getcwd())
 from agent_system.launch import first_checks
-for arguments in json.loads(sys.argv[1]):
+lines = json.loads(sys.argv[1])
+# What a check imports is imported once, by that of a right command.
+sys.argv[1:] = json.loads(sys.argv[2])
+with contextlib.redirect_stdout(io.StringIO()):
+    first_checks.main()
+for arguments in lines:
     if arguments[:1] == ["agent.orchestra_type=gateway"] or "trainer.device=cuda" in arguments:
         import agent_system.rollout  # with torch, once for those that need it
     reader, writer = os.pipe()
@@ -97,10 +102,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     commands = [*(command for command, _ in WRONG), *RIGHT, RIGHT[1] | {"env.rollout.n": "1"}]
     # those that need torch last
     commands.sort(key=lambda c: c["agent.orchestra_type"] == "gateway" or c["trainer.device"] == "cuda")
-    lines = [[f"{key}={value}" for key, value in command.items()] for command in commands]
+    lines = [words_of(command) for command in commands]
     lines[:0] = [["--help"], [*lines[0], "--config", "foo.yaml"]]
     done = subprocess.run(
-        [sys.executable, "-B", "-c", PROGRAM, json.dumps(lines)],
+        [sys.executable, "-B", "-c", PROGRAM, json.dumps(lines), json.dumps(words_of(MATH))],
         capture_output=True, text=True, timeout=240, cwd=folder,
         env={"CUDA_VISIBLE_DEVICES": "", "PATH": os.defpath, "HOME": str(folder), "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -110,8 +115,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {" ".join(line): text for line, text in zip(lines, said, strict=True)}
 
 
+def words_of(command: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in command.items()]
+
+
 def line_of(command: dict[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in command.items())
+    return " ".join(words_of(command))
 
 
 @pytest.mark.parametrize(("command", "said"), WRONG, ids=[said for _, said in WRONG])
