@@ -87,9 +87,14 @@ TEAM = [
 # Each command line in a process of its own, forked from one that has imported the checks alone; what it
 # writes is in a file for each stream.
 FIRST_CHECKS = """
-import json, os, sys
+import contextlib, io, json, os, sys
 from agent_system.launch import first_checks
-for number, sys.argv[1:] in enumerate(json.loads(sys.argv[1])):
+lines = json.loads(sys.argv[1])
+# What a check imports is imported once, by that of a right command.
+sys.argv[1:] = json.loads(sys.argv[2])
+with contextlib.redirect_stdout(io.StringIO()):
+    first_checks.main()
+for number, sys.argv[1:] in enumerate(lines):
     if os.fork():
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
         continue
@@ -127,8 +132,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     for more, _ in FIRST:
         arguments = [*TEAM, "data.train_files=tasks.jsonl", "data.train_batch_size=1", *more]
         lines.append([*{word.partition("=")[0]: word for word in arguments}.values()])
+    right = next(number for number, (_, said) in enumerate(FIRST) if not said)
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_CHECKS, json.dumps(lines)],
+        [sys.executable, "-c", FIRST_CHECKS, json.dumps(lines), json.dumps(lines[right])],
         capture_output=True, text=True, timeout=240, cwd=folder, check=True,
     )  # fmt: skip
     return {
